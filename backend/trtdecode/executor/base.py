@@ -1,0 +1,86 @@
+"""What the loop asks of an executor, and the names of the graph's tensors (DESIGN: the graph contract).
+
+An executor is one file that passes `tests/conformance/`. It owns the weights and the KV blocks; it knows nothing of
+requests. Block 0 is an ordinary block: which blocks are in use is the KV cache manager's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+#: Inputs of the graph besides the caches, in the order of the contract.
+GRAPH_INPUTS = (
+    "input_ids",
+    "positions",
+    "past_lens",
+    "query_begins",
+    "block_indices",
+    "block_begins",
+    "max_context_len",
+    "logit_indices",
+)
+GRAPH_OUTPUT = "logits"
+OPERATOR_DOMAIN = "trtdecode"
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step's work: a ragged list of tokens of B sequences, T tokens in all, S rows that need logits.
+
+    The arrays belong to the batch builder, which may reuse them for the next step: an executor that needs them
+    after `execute` returns must copy.
+    """
+
+    input_ids: npt.NDArray[np.int64]  # [T]
+    positions: npt.NDArray[np.int64]  # [T]
+    past_lens: npt.NDArray[np.int32]  # [B] tokens of each sequence already in the cache
+    query_begins: npt.NDArray[np.int32]  # [B + 1] half-open ranges into T
+    block_indices: npt.NDArray[np.int32]  # concatenated block tables, trimmed to the blocks in use
+    block_begins: npt.NDArray[np.int32]  # [B + 1] half-open ranges into block_indices
+    max_context_len: int  # max over sequences of past + new tokens
+    logit_indices: npt.NDArray[np.int64]  # [S] positions in T whose logits are wanted
+    argmax_only: bool = False  # every row is plain greedy: the executor may skip returning logits
+    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), done before the step
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.past_lens)
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """What a step gives back. Buffers belong to the executor and are valid until the next `execute`."""
+
+    logits: npt.NDArray[np.float32] | None  # [S, V]; None only when the batch asked for argmax_only
+    argmax: npt.NDArray[np.int64] | None = None  # [S]; the lowest id wins a tie
+
+
+class Executor(Protocol):
+    """Runs batches. Not thread-safe: the loop's thread is the only caller."""
+
+    name: str  # "openvino", "tensorrt", "torch"
+    block_size: int  # KV slots a block
+    num_blocks: int  # blocks in the pool
+
+    def execute(self, batch: Batch) -> BatchResult:
+        """Writes the step's K/V into its blocks, attends, and returns logits for `batch.logit_indices`.
+
+        Raises whatever the runtime raises; the loop turns it into ExecutorFailed for this batch's requests.
+        """
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """Facts for the log and the model's metadata: device, precision, KV layout and bytes."""
+        ...
+
+    def close(self) -> None:
+        """Frees the runtime. Idempotent."""
+        ...

@@ -1,0 +1,166 @@
+"""The request: the one mutable object that travels from Triton's `execute` to its final response.
+
+    Triton request -> Request -> Batch -> BatchResult -> TokenEvent -> Triton response
+
+Only `Request` changes a `Request`; everything else reads it. Derived facts are properties. One `Request` is one
+sample: `n` > 1 makes n of them that share a prompt (the first computes it, the rest fork its blocks).
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtdecode.errors import RequestError
+from trtdecode.sampling.params import SamplingParams
+
+_request_ids = itertools.count(1)
+
+
+class RequestState(enum.Enum):
+    """Where a request is. WAITING -> RUNNING -> FINISHED, and RUNNING -> WAITING on preemption."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.Enum):
+    """Why generation ended, in OpenAI's words; ERROR carries a RequestError."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probabilities at one position, of the model's distribution before temperature and truncation."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the most likely
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+
+
+@dataclass(slots=True)
+class TokenEvent:
+    """What one step adds to one request's answer. `finish_reason` is set on the last event and only there."""
+
+    request: Request
+    token_ids: list[int]  # new since the previous event; may be empty while text is held back
+    text: str  # new text, valid UTF-8 by itself
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    error: RequestError | None = None
+
+    @property
+    def is_final(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sample being decoded.
+
+    `num_computed_tokens` chases `num_tokens`: there are no prefill and decode phases. Preemption sets it back to 0
+    and keeps the output, so that recomputing is one long "prompt".
+    """
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    on_event: Callable[[TokenEvent], None]  # called on the loop's thread; must not block
+    seed: int  # params.seed, or the one drawn at admission
+    arrival_time: float  # seconds on the loop's clock
+    deadline: float | None = None  # seconds on the loop's clock
+    timeout_ms: float = 0.0  # what set the deadline, for the error text
+    sample_index: int = 0
+    parent: Request | None = None  # the sample whose prompt blocks this one forks
+    is_cancelled: Callable[[], bool] = bool  # polled by the loop; bool() is False
+    max_total_tokens: int = 0  # prompt + output limit, settled at admission (context, pool and max_tokens)
+    caller_id: str = ""  # the client's own id, for logs only; never a key
+    trace_id: str = ""
+    extra_keys: tuple[Any, ...] = ()  # what else the prefix cache must tell apart
+    request_id: int = field(default_factory=lambda: next(_request_ids))
+
+    state: RequestState = RequestState.WAITING
+    output_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0  # tokens whose K/V are in the cache
+    num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache at the first schedule
+    num_preemptions: int = 0
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finish_reason: FinishReason | None = None
+    cumulative_logprob: float = 0.0
+    output: Any = None  # text/output.py's per-request state (detokenizer and stop strings)
+    guide: Any = None  # structured output's per-request state
+
+    @property
+    def priority(self) -> int:
+        return self.params.priority
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output: what must be in the cache before the next token can be chosen."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def order_key(self) -> tuple[int, float, int]:
+        """Priority, then arrival, then id: the order of admission; preemption takes the greatest key."""
+        return (self.params.priority, self.arrival_time, self.request_id)
+
+    def token_slice(self, begin: int, end: int) -> list[int]:
+        """Tokens `begin` to `end` of prompt and output without joining the two lists."""
+        split = len(self.prompt_ids)
+        if end <= split:
+            return self.prompt_ids[begin:end]
+        if begin >= split:
+            return self.output_ids[begin - split : end - split]
+        return self.prompt_ids[begin:] + self.output_ids[: end - split]
+
+    def start(self, num_cached_tokens: int) -> None:
+        """Leaves the queue with the first `num_cached_tokens` already in the cache."""
+        self.state = RequestState.RUNNING
+        self.num_computed_tokens = num_cached_tokens
+        if self.num_preemptions == 0:
+            self.num_cached_tokens = num_cached_tokens
+
+    def advance(self, num_new_tokens: int) -> None:
+        """A step has put `num_new_tokens` more into the cache."""
+        self.num_computed_tokens += num_new_tokens
+        assert self.num_computed_tokens <= self.num_tokens, "computed tokens overtook the sequence"
+
+    def append(self, token_id: int, now: float) -> None:
+        """A step chose a token."""
+        self.output_ids.append(token_id)
+        if self.first_token_time is None:
+            self.first_token_time = now
+        self.last_token_time = now
+
+    def preempt(self) -> None:
+        """Back to the queue; K/V are gone, tokens stay."""
+        self.state = RequestState.WAITING
+        self.num_computed_tokens = 0
+        self.num_preemptions += 1
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the request. Raises AssertionError on a second end: exactly one final event."""
+        assert self.state is not RequestState.FINISHED, f"request {self.request_id} ended twice"
+        self.state = RequestState.FINISHED
+        self.finish_reason = reason
