@@ -44,7 +44,7 @@ class Batch:
     max_context_len: int  # max over sequences of past + new tokens
     logit_indices: npt.NDArray[np.int64]  # [S] positions in T whose logits are wanted
     argmax_only: bool = False  # every row is plain greedy: the executor may skip returning logits
-    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), done before the step
+    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), in order, before the step
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,147 @@
+"""The torch executor: the same graph, interpreted, with plain paged attention.
+
+In float32 on a CPU it is the reference that the other executors are compared with. On CUDA it serves where TensorRT
+is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtdecode.errors import ConfigError, ManifestError
+from trtdecode.executor.attention_spec import AttentionSpec
+from trtdecode.executor.base import GRAPH_OUTPUT, OPERATOR_DOMAIN, Batch, BatchResult
+from trtdecode.executor.onnx_graph import Node, attention_specs, read_graph
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtdecode.executor.torch_attention import PagedStep
+
+#: config's names of types, and torch's attribute names
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+class TorchExecutor:
+    """See `base.Executor`.
+
+    Args:
+        graph_path: the ONNX file, weights beside it.
+        num_blocks: blocks in the pool.
+        block_size: KV slots a block.
+        device: a torch device ("cpu", "cuda:0").
+        dtype: of weights and computation: "f32", "f16" or "bf16".
+        kv_dtype: of the cache; "" is `dtype`.
+
+    Raises:
+        UnsupportedError: the graph has operators that torch_operators.py lacks.
+        ManifestError: the graph cannot be read.
+        ConfigError: an unknown dtype.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        graph_path: Path,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        device: str = "cpu",
+        dtype: str = "f32",
+        kv_dtype: str = "",
+    ) -> None:
+        import torch
+
+        from trtdecode.executor.graph_interpreter import GraphInterpreter
+
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self._device = torch.device(device)
+        self._dtype = _torch_dtype("precision", dtype)
+        kv_type = _torch_dtype("kv_cache_precision", kv_dtype or dtype)
+        graph = read_graph(graph_path)
+        self._caches: dict[str, torch.Tensor] = {}
+        specs = attention_specs(graph)
+        for layer, spec in enumerate(specs.values()):
+            for kind in ("key_cache", "value_cache"):
+                name = f"{kind}.{layer}"
+                if name not in graph.inputs:
+                    raise ManifestError(f"{graph_path}: no input {name!r} for layer {layer}; import the model again")
+                shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+                self._caches[name] = torch.zeros(shape, dtype=kv_type, device=self._device)
+        self._attention = _PagedAttention(specs)
+        self._interpreter = GraphInterpreter(
+            graph,
+            device=self._device,
+            dtype=self._dtype,
+            seam_operators={f"{OPERATOR_DOMAIN}::PagedAttention": self._attention},
+        )
+
+    def execute(self, batch: Batch) -> BatchResult:
+        import torch
+
+        from trtdecode.executor.torch_attention import PagedStep
+
+        if batch.block_copies:
+            self._copy_blocks(batch.block_copies)
+        self._attention.step = PagedStep.from_batch(batch, self.block_size, self._device)
+        feeds = {
+            name: torch.from_numpy(np.ascontiguousarray(getattr(batch, name))).to(self._device)
+            for name in ("input_ids", "positions", "past_lens", "query_begins", "block_indices", "block_begins")
+        }
+        feeds["logit_indices"] = torch.from_numpy(np.ascontiguousarray(batch.logit_indices)).to(self._device)
+        feeds["max_context_len"] = torch.tensor(batch.max_context_len, dtype=torch.int32, device=self._device)
+        logits = self._interpreter.run({**feeds, **self._caches})[GRAPH_OUTPUT]
+        if batch.argmax_only:
+            # numpy's and torch's argmax both return the first of equal maxima on a CPU; CUDA's does not promise it.
+            best = logits.amax(dim=-1, keepdim=True)
+            return BatchResult(logits=None, argmax=(logits == best).int().argmax(dim=-1).cpu().numpy())
+        return BatchResult(logits=logits.float().cpu().numpy())
+
+    def describe(self) -> dict[str, str]:
+        first = next(iter(self._caches.values()))
+        kv_bytes = sum(cache.numel() * cache.element_size() for cache in self._caches.values())
+        return {
+            "device": str(self._device),
+            "compute_precision": str(self._dtype).removeprefix("torch."),
+            "kv_cache_precision": str(first.dtype).removeprefix("torch."),
+            "kv_cache_layout": f"{len(self._caches)} x {list(first.shape)}",
+            "kv_cache_bytes": str(kv_bytes),
+        }
+
+    def close(self) -> None:
+        self._caches.clear()
+
+    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        for source, target in copies:
+            for cache in self._caches.values():
+                cache[target] = cache[source]
+
+
+class _PagedAttention:
+    """The interpreter's PagedAttention: a node's spec with the current step's prepared batch."""
+
+    def __init__(self, specs: Mapping[str, AttentionSpec]) -> None:
+        self._specs = specs
+        self.step: PagedStep | None = None
+
+    def __call__(self, node: Node, *inputs: torch.Tensor) -> torch.Tensor:
+        from trtdecode.executor.torch_attention import paged_attention
+
+        assert self.step is not None, "attention runs inside execute"
+        query, key, value, key_cache, value_cache = inputs[:5]
+        return paged_attention(query, key, value, key_cache, value_cache, self.step, self._specs[node.name])
+
+
+def _torch_dtype(parameter: str, name: str) -> torch.dtype:
+    import torch
+
+    if name not in DTYPES:
+        raise ConfigError(f"{parameter}: the torch executor has no {name!r}; use one of {', '.join(DTYPES)}")
+    dtype: torch.dtype = getattr(torch, DTYPES[name])
+    return dtype
