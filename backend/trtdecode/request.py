@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trtdecode.errors import RequestError
+from trtdecode.protocols import OutputState
 from trtdecode.sampling.params import SamplingParams
 
 _request_ids = itertools.count(1)
@@ -54,7 +55,8 @@ class TokenEvent:
     request: Request
     token_ids: list[int]  # new since the previous event; may be empty while text is held back
     text: str  # new text, valid UTF-8 by itself
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: list[TokenLogprob] | None = None  # one a token of token_ids, when params.logprobs asks for them
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # on the first event of sample 0; entry 0 is None
     finish_reason: FinishReason | None = None
     error: RequestError | None = None
 
@@ -96,8 +98,9 @@ class Request:
     last_token_time: float | None = None
     finish_reason: FinishReason | None = None
     cumulative_logprob: float = 0.0
-    output: Any = None  # text/output.py's per-request state (detokenizer and stop strings)
+    output: OutputState | None = None  # detokenizer and stop strings; None: token ids only
     guide: Any = None  # structured output's per-request state
+    sampler_state: Any = None  # the sampler's own per-request state (token counts, processors)
 
     @property
     def priority(self) -> int:
