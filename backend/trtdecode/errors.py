@@ -12,7 +12,8 @@
         |-- ConfigError               config.pbtxt: names key, value and allowed set
         |-- ManifestError             artefact missing, changed or from another builder
         |-- CheckpointError           names file, tensor and type
-        `-- UnsupportedError          precision x SM x flavour, operator or architecture not supported
+        |-- UnsupportedError          precision x SM x flavour, operator or architecture not supported
+        `-- ServerError               tritonserver cannot be found, started or reached
 
 `WIRE_STATUS` maps each request error to Triton's code and to the HTTP status that the gateway uses.
 """
@@ -104,6 +105,10 @@ class CheckpointError(LoadError):
 
 class UnsupportedError(LoadError):
     """The combination is known and refused; the text names the alternative."""
+
+
+class ServerError(LoadError):
+    """tritonserver cannot be found, started or reached; the text is one line that says what to do."""
 
 
 class WireStatus(NamedTuple):

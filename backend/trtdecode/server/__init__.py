@@ -1,0 +1,2 @@
+"""Finding, starting, watching and draining a `tritonserver`: everything around the server, nothing inside the stub
+except `control.py`."""

@@ -1,0 +1,88 @@
+"""What /proc and /dev/shm say about a server and its stubs (Linux only, as Triton is)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtdecode.server.locate import STUB_NAME
+
+SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class StubProcess:
+    """One stub of one server. `instance` is the model instance's name as Triton builds it ("smollm2_0_0")."""
+
+    pid: int
+    instance: str
+    is_alive: bool  # False: exited and not yet waited for by the server
+
+
+def list_stubs(server_pid: int) -> list[StubProcess]:
+    """The stubs whose parent is this server, dead ones (zombies) included.
+
+    A zombie has no command line any more; its `instance` is empty.
+    """
+    stubs = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            name, state, parent = _read_stat(entry)
+            # The kernel cuts names to 15 characters.
+            if parent != server_pid or name != STUB_NAME[:15]:
+                continue
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            continue  # gone between listing and reading
+        instance = arguments[8].decode(errors="replace") if len(arguments) > 8 else ""
+        stubs.append(StubProcess(int(entry.name), instance, state != "Z"))
+    return stubs
+
+
+def is_running(pid: int) -> bool:
+    """True while the process exists and is not a zombie."""
+    try:
+        return _read_stat(Path("/proc") / str(pid))[1] != "Z"
+    except (OSError, ValueError):
+        return False
+
+
+def _read_stat(process: Path) -> tuple[str, str, int]:
+    """Name, state and parent of a process. The name may hold spaces and parentheses, so it is cut at the last one."""
+    text = (process / "stat").read_text(errors="replace")
+    begin, end = text.index("("), text.rindex(")")
+    state, parent = text[end + 2 :].split(" ", 2)[:2]
+    return text[begin + 1 : end], state, int(parent)
+
+
+def group_members(group: int) -> list[int]:
+    """Pids of live processes in a process group."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.getpgid(int(entry.name)) == group and is_running(int(entry.name)):
+                    members.append(int(entry.name))
+            except OSError:
+                continue
+    return members
+
+
+def shm_regions(prefix: str) -> list[Path]:
+    """Shared-memory regions whose name begins with `prefix`."""
+    return sorted(SHM.glob(f"{prefix}*")) if SHM.is_dir() else []
+
+
+def remove_shm_regions(prefix: str) -> list[str]:
+    """Unlinks leftover regions of processes that are gone; returns their names."""
+    removed = []
+    for region in shm_regions(prefix):
+        try:
+            region.unlink()
+        except FileNotFoundError:
+            continue
+        removed.append(region.name)
+    return removed
