@@ -7,7 +7,7 @@ import pytest
 from trtdecode.errors import ConfigError, LoadError
 from trtdecode.loadtest.perf_analyzer import check_string_file, read_profile, write_inputs
 
-TEXT = b'{"prompt": "63 bytes of JSON, a raw string tensor"}'.ljust(63)
+TEXT = b'{"prompt": "' + b"x" * 49 + b'"}'  # 63 bytes of JSON
 
 
 def test_a_raw_string_file_needs_its_length_first(tmp_path: Path) -> None:
