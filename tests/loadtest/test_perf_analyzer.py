@@ -16,7 +16,7 @@ def test_a_raw_string_file_needs_its_length_first(tmp_path: Path) -> None:
     good.write_bytes(b"\x3f\x00\x00\x00" + TEXT)
     bad.write_bytes(TEXT)
     check_string_file(good)
-    with pytest.raises(ConfigError, match=r"63 bytes .* 63 \+ 4 = 67"):
+    with pytest.raises(ConfigError, match=r"63 bytes .*\(63 \+ 4 = 67"):
         check_string_file(bad)
 
 
