@@ -13,6 +13,7 @@
         |-- ManifestError             artefact missing, changed or from another builder
         |-- CheckpointError           names file, tensor and type
         |-- UnsupportedError          precision x SM x flavour, operator or architecture not supported
+        |-- BuildError                an engine could not be built, or is not what was asked for
         `-- ServerError               tritonserver cannot be found, started or reached
 
 `WIRE_STATUS` maps each request error to Triton's code and to the HTTP status that the gateway uses.
@@ -105,6 +106,10 @@ class CheckpointError(LoadError):
 
 class UnsupportedError(LoadError):
     """The combination is known and refused; the text names the alternative."""
+
+
+class BuildError(LoadError):
+    """An engine could not be built, or a check of the result (fusions, parity) failed."""
 
 
 class ServerError(LoadError):

@@ -198,7 +198,7 @@ _REBUILD = "build the engines again with `trtdecode build`"
 
 
 def _step_of(entry: dict[str, Any]) -> Step:
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
     return _STEP_TYPES[fields.pop("kind")](**fields)
 
 
