@@ -25,11 +25,20 @@ class TinySpec:
     sliding_window: int = 0
     softcap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()  # with slopes there is no RoPE
+    zero_head: bool = False  # every logit is 0: all ids tie
     seed: int = 0
+
+    def write(self, directory: Path) -> Path:
+        """Writes `decoder.onnx` with its weights beside it and returns its path."""
+        return _save(directory, self, _Builder(self))
 
     @property
     def hidden_size(self) -> int:
         return self.num_heads * self.head_dim
+
+    @property
+    def num_outputs(self) -> int:
+        return self.vocab_size
 
     @property
     def kv_size(self) -> int:
@@ -59,15 +68,29 @@ class TinyWeights:
                 f"down.{layer}": matrix(spec.mlp_size, hidden),
             }
         self.by_name["norm"] = random.uniform(0.5, 1.5, hidden).astype(np.float32)
-        self.by_name["head"] = matrix(hidden, spec.vocab_size) * 4
+        self.by_name["head"] = matrix(hidden, spec.vocab_size) * (0 if spec.zero_head else 4)
         angles = np.arange(spec.max_positions)[:, None] * 1e4 ** (-np.arange(0, spec.head_dim, 2) / spec.head_dim)
         self.by_name["cos"] = np.cos(angles).astype(np.float32)
         self.by_name["sin"] = np.sin(angles).astype(np.float32)
 
 
-def write_tiny_graph(directory: Path, spec: TinySpec, *, external: bool = True) -> Path:
-    """Writes `decoder.onnx` (weights beside it unless `external` is False) and returns its path."""
-    builder = _Builder(spec)
+@dataclass(frozen=True)
+class AttentionOnly(TinySpec):
+    """A graph that is one PagedAttention: token t's query, key and value are row t of a table, and the "logits" are
+    the attention's output, so that what comes out can be reasoned about by hand."""
+
+    num_layers: int = 1
+    tables: tuple[np.ndarray, ...] = ()  # query [V, H * D], key and value [V, Hkv * D]
+
+    def write(self, directory: Path) -> Path:
+        return _save(directory, self, _AttentionBuilder(self))
+
+    @property
+    def num_outputs(self) -> int:
+        return self.hidden_size
+
+
+def _save(directory: Path, spec: TinySpec, builder: _Builder) -> Path:
     builder.body()
     model = helper.make_model(
         helper.make_graph(builder.nodes, "tiny", _inputs(spec), _outputs(spec), builder.initializers),
@@ -75,7 +98,7 @@ def write_tiny_graph(directory: Path, spec: TinySpec, *, external: bool = True) 
         ir_version=11,
     )
     path = directory / "decoder.onnx"
-    onnx.save_model(model, str(path), save_as_external_data=external, location="decoder.onnx.data", size_threshold=64)
+    onnx.save_model(model, str(path), save_as_external_data=True, location="decoder.onnx.data", size_threshold=64)
     return path
 
 
@@ -101,7 +124,7 @@ def _inputs(spec: TinySpec) -> list[onnx.ValueInfoProto]:
 
 
 def _outputs(spec: TinySpec) -> list[onnx.ValueInfoProto]:
-    return [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ("S", spec.vocab_size))]
+    return [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ("S", spec.num_outputs))]
 
 
 class _Builder:
@@ -110,7 +133,10 @@ class _Builder:
     def __init__(self, spec: TinySpec) -> None:
         self.spec = spec
         self.nodes: list[onnx.NodeProto] = []
-        self.initializers = [numpy_helper.from_array(array, name) for name, array in TinyWeights(spec).by_name.items()]
+        self.initializers = [numpy_helper.from_array(array, name) for name, array in self.weights().items()]
+
+    def weights(self) -> dict[str, np.ndarray]:
+        return TinyWeights(self.spec).by_name
 
     def add(self, op_type: str, inputs: list[str], output: str | list[str], **attributes: object) -> str:
         outputs = [output] if isinstance(output, str) else output
@@ -142,22 +168,7 @@ class _Builder:
         self.add("Split", [qkv, "qkv_sizes"], [q, k, v], axis=-1)
         if not spec.alibi_slopes:
             q, k = self.rope(q, spec.num_heads), self.rope(k, spec.num_kv_heads)
-        optional = {
-            name: value for name in ("sliding_window", "softcap", "alibi_slopes") if (value := getattr(spec, name))
-        }
-        caches = [f"key_cache.{index}", f"value_cache.{index}"]
-        batch = ["past_lens", "query_begins", "block_indices", "block_begins", "max_context_len"]
-        attended = self.add(
-            "PagedAttention",
-            [q, k, v, *caches, *batch],
-            f"attended.{index}",
-            domain="trtdecode",
-            scale=spec.head_dim**-0.5,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            **optional,
-        )
+        attended = self.attention(index, q, k, v)
         projected = self.add("MatMul", [attended, f"out.{index}"], f"projected.{index}")
         hidden = self.add("Add", [hidden, projected], f"h1.{index}")
         normal = self.add("RMSNormalization", [hidden, f"norm2.{index}"], f"n2.{index}", axis=-1, epsilon=1e-5)
@@ -168,8 +179,40 @@ class _Builder:
         down = self.add("MatMul", [product, f"down.{index}"], f"down_out.{index}")
         return self.add("Add", [hidden, down], f"h2.{index}")
 
+    def attention(self, index: int, q: str, k: str, v: str) -> str:
+        spec = self.spec
+        optional = {
+            name: value for name in ("sliding_window", "softcap", "alibi_slopes") if (value := getattr(spec, name))
+        }
+        caches = [f"key_cache.{index}", f"value_cache.{index}"]
+        batch = ["past_lens", "query_begins", "block_indices", "block_begins", "max_context_len"]
+        return self.add(
+            "PagedAttention",
+            [q, k, v, *caches, *batch],
+            f"attended.{index}",
+            domain="trtdecode",
+            scale=spec.head_dim**-0.5,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            **optional,
+        )
+
     def rope(self, name: str, num_heads: int) -> str:
         batched = self.add("Unsqueeze", [name, "zero"], f"{name}:batched")
         inputs = [batched, "cos", "sin", "positions_2d"]
         turned = self.add("RotaryEmbedding", inputs, f"{name}:turned", num_heads=num_heads)
         return self.add("Squeeze", [turned, "zero"], f"{name}:rope")
+
+
+class _AttentionBuilder(_Builder):
+    """`AttentionOnly`'s graph."""
+
+    def weights(self) -> dict[str, np.ndarray]:
+        assert isinstance(self.spec, AttentionOnly)
+        return dict(zip(("queries", "keys", "values"), self.spec.tables, strict=True))
+
+    def body(self) -> None:
+        query, key, value = (self.add("Gather", [table, "input_ids"], f"{table}:rows") for table in self.weights())
+        attended = self.attention(0, query, key, value)
+        self.add("Gather", [attended, "logit_indices"], "logits", axis=0)

@@ -15,7 +15,8 @@ import numpy as np
 from trtdecode.errors import ConfigError, ManifestError
 from trtdecode.executor.attention_spec import AttentionSpec
 from trtdecode.executor.base import GRAPH_OUTPUT, OPERATOR_DOMAIN, Batch, BatchResult
-from trtdecode.executor.onnx_graph import Node, attention_specs, read_graph
+from trtdecode.executor.kv_pool import blocks_in_budget
+from trtdecode.executor.onnx_graph import Node, OnnxGraph, attention_specs, read_graph
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ class TorchExecutor:
 
     Args:
         graph_path: the ONNX file, weights beside it.
-        num_blocks: blocks in the pool.
+        kv_cache_bytes: size of the block pool.
         block_size: KV slots a block.
         device: a torch device ("cpu", "cuda:0").
         dtype: of weights and computation: "f32", "f16" or "bf16".
@@ -40,7 +41,7 @@ class TorchExecutor:
     Raises:
         UnsupportedError: the graph has operators that torch_operators.py lacks.
         ManifestError: the graph cannot be read.
-        ConfigError: an unknown dtype.
+        ConfigError: an unknown dtype, or a pool smaller than one block.
     """
 
     name = "torch"
@@ -49,7 +50,7 @@ class TorchExecutor:
         self,
         graph_path: Path,
         *,
-        num_blocks: int,
+        kv_cache_bytes: int,
         block_size: int = 16,
         device: str = "cpu",
         dtype: str = "f32",
@@ -60,20 +61,14 @@ class TorchExecutor:
         from trtdecode.executor.graph_interpreter import GraphInterpreter
 
         self.block_size = block_size
-        self.num_blocks = num_blocks
         self._device = torch.device(device)
         self._dtype = _torch_dtype("precision", dtype)
-        kv_type = _torch_dtype("kv_cache_precision", kv_dtype or dtype)
+        self._kv_dtype = _torch_dtype("kv_cache_precision", kv_dtype or dtype)
         graph = read_graph(graph_path)
-        self._caches: dict[str, torch.Tensor] = {}
         specs = attention_specs(graph)
-        for layer, spec in enumerate(specs.values()):
-            for kind in ("key_cache", "value_cache"):
-                name = f"{kind}.{layer}"
-                if name not in graph.inputs:
-                    raise ManifestError(f"{graph_path}: no input {name!r} for layer {layer}; import the model again")
-                shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
-                self._caches[name] = torch.zeros(shape, dtype=kv_type, device=self._device)
+        block_bytes = sum(2 * spec.num_kv_heads * block_size * spec.head_dim for spec in specs.values())
+        self.num_blocks = blocks_in_budget(kv_cache_bytes, block_bytes * self._kv_dtype.itemsize)
+        self._caches = self._allocate_caches(graph, list(specs.values()))
         self._attention = _PagedAttention(specs)
         self._interpreter = GraphInterpreter(
             graph,
@@ -116,6 +111,18 @@ class TorchExecutor:
 
     def close(self) -> None:
         self._caches.clear()
+
+    def _allocate_caches(self, graph: OnnxGraph, specs: list[AttentionSpec]) -> dict[str, torch.Tensor]:
+        import torch
+
+        caches = {}
+        for layer, spec in enumerate(specs):
+            for name in (f"key_cache.{layer}", f"value_cache.{layer}"):
+                if name not in graph.inputs:
+                    raise ManifestError(f"{graph.path}: no input {name!r} for layer {layer}; import the model again")
+                shape = (self.num_blocks, spec.num_kv_heads, self.block_size, spec.head_dim)
+                caches[name] = torch.zeros(shape, dtype=self._kv_dtype, device=self._device)
+        return caches
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         for source, target in copies:
