@@ -3,7 +3,7 @@
 # Prints the interpreter's path, or one line on stderr that says what to install, and returns 1.
 # TRTDECODE_PYTHON, when set, is the only candidate.
 find_python() {
-  local lib candidate verdict first_refusal="" tried=" "
+  local lib candidate verdict refusal="" tried=" "
   lib=$(dirname "${BASH_SOURCE[0]}")
   while IFS= read -r candidate; do
     case "$tried" in *" $candidate "*) continue ;; esac
@@ -15,14 +15,16 @@ find_python() {
       return 0
     fi
     # Of several refusals the most helpful is about a Python of the right version.
-    case "$first_refusal,$verdict" in ,* | *"needs 3.11 or 3.12,"*) first_refusal="$verdict" ;; esac
+    if [ -z "$refusal" ] || [[ $refusal == *"needs 3.11 or"* && $verdict != *"needs 3.11 or"* ]]; then
+      refusal=$verdict
+    fi
   done < <(_python_candidates)
-  if [ -z "$first_refusal" ] && [ -n "${TRTDECODE_PYTHON:-}" ]; then
-    first_refusal="TRTDECODE_PYTHON=$TRTDECODE_PYTHON does not run; name a Python 3.11 or 3.12, or unset it"
-  elif [ -z "$first_refusal" ]; then
-    first_refusal="no Python 3.11 or 3.12 found on PATH, in pyenv or in uv; install one (Debian 12: apt-get install python3 python3-venv libpython3.11; elsewhere: pyenv install 3.12) or set TRTDECODE_PYTHON=/path/to/python3.12"
+  if [ -z "$refusal" ] && [ -n "${TRTDECODE_PYTHON:-}" ]; then
+    refusal="TRTDECODE_PYTHON=$TRTDECODE_PYTHON does not run; name a Python 3.11 or 3.12, or unset it"
+  elif [ -z "$refusal" ]; then
+    refusal="no Python 3.11 or 3.12 found on PATH, in pyenv or in uv; install one (Debian 12: apt-get install python3 python3-venv libpython3.11; elsewhere: pyenv install 3.12) or set TRTDECODE_PYTHON=/path/to/python3.12"
   fi
-  echo "${0##*/}: $first_refusal" >&2
+  echo "${0##*/}: $refusal" >&2
   return 1
 }
 

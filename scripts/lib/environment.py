@@ -1,6 +1,6 @@
 """Makes `.venv` and installs the package in it, once: a stamp file says what is there. Standard library only.
 
-    python3 scripts/lib/setup.py [--extra NAME ...]
+    python3 scripts/lib/environment.py [--extra NAME ...]
 
 The install is editable: a `git pull` needs a new install only when pyproject.toml or the native sources change.
 """
@@ -44,10 +44,10 @@ def read_stamp() -> dict[str, object]:
     if not VENV_PYTHON.exists():  # also when it is a link to a Python that was removed
         return {}
     try:
-        stamp: dict[str, object] = json.loads(_STAMP.read_text("utf-8"))
+        stamp = json.loads(_STAMP.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return stamp
+    return stamp if isinstance(stamp, dict) else {}
 
 
 def ensure(extras: Iterable[str], progress: Progress) -> None:
