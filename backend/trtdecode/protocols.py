@@ -31,7 +31,7 @@ class SampleResult:
 
 
 class Sampler(Protocol):
-    """Chooses tokens. Called by the loop's thread only. May keep state on `request.sampler_state` and `request.guide`."""
+    """Chooses tokens. Called by the loop's thread only. Its state of a request is `sampler_state` and `guide`."""
 
     def needs_logits(self, request: Request) -> bool:
         """False when the request is plain greedy (no penalty, bias, mask, min_tokens, guide or logprobs), so that an

@@ -12,11 +12,15 @@ import enum
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtdecode.errors import RequestError
 from trtdecode.protocols import OutputState
 from trtdecode.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from trtdecode.kv_cache.block_hash import BlockKey
+    from trtdecode.kv_cache.manager import SequenceBlocks
 
 _request_ids = itertools.count(1)
 
@@ -69,8 +73,14 @@ class TokenEvent:
 class Request:
     """One sample being decoded.
 
-    `num_computed_tokens` chases `num_tokens`: there are no prefill and decode phases. Preemption sets it back to 0
-    and keeps the output, so that recomputing is one long "prompt".
+    Four counts say where it is. There are no prefill and decode phases: `num_scheduled_tokens` chases the rest.
+
+        num_computed_tokens  <= num_scheduled_tokens <= num_tokens + num_pending
+        K/V are in the cache    or being written by a   known tokens, and those that
+                                step in flight          steps in flight will choose
+
+    With the plain loop nothing is in flight when a step is scheduled, and the first two are equal. Preemption sets
+    both back to 0 and keeps the output, so that recomputing is one long "prompt".
     """
 
     prompt_ids: list[int]
@@ -86,18 +96,26 @@ class Request:
     max_total_tokens: int = 0  # prompt + output limit, settled at admission (context, pool and max_tokens)
     caller_id: str = ""  # the client's own id, for logs only; never a key
     trace_id: str = ""
-    extra_keys: tuple[Any, ...] = ()  # what else the prefix cache must tell apart
+    extra_keys: tuple[Any, ...] = ()  # what else the prefix cache must tell apart: strings and numbers
     request_id: int = field(default_factory=lambda: next(_request_ids))
 
     state: RequestState = RequestState.WAITING
     output_ids: list[int] = field(default_factory=list)
-    num_computed_tokens: int = 0  # tokens whose K/V are in the cache
+    num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    num_pending: int = 0
     num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache at the first schedule
     num_preemptions: int = 0
+    promoted: bool = False  # its turn has come whatever its priority: scheduler/policy.py
+    start_time: float | None = None  # when it first left the queue
     first_token_time: float | None = None
     last_token_time: float | None = None
     finish_reason: FinishReason | None = None
     cumulative_logprob: float = 0.0
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)  # filled chunk by chunk
+    blocks: SequenceBlocks | None = None  # KV blocks; the cache manager's
+    block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks, as far as they were needed
+    needs_logits: bool = True  # False: an argmax is enough (Sampler.needs_logits)
     output: OutputState | None = None  # detokenizer and stop strings; None: token ids only
     guide: Any = None  # structured output's per-request state
     sampler_state: Any = None  # the sampler's own per-request state (token counts, processors)
@@ -116,12 +134,23 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output: what must be in the cache before the next token can be chosen."""
+        """Prompt and output, as far as it is known."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
-    def num_uncomputed_tokens(self) -> int:
-        return self.num_tokens - self.num_computed_tokens
+    def num_unscheduled_tokens(self) -> int:
+        """Tokens that the next step may compute. The last token of all is never computed: nothing follows it."""
+        end = len(self.prompt_ids) + len(self.output_ids) + self.num_pending
+        return (end if end < self.max_total_tokens else self.max_total_tokens - 1) - self.num_scheduled_tokens
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """True until sample 0 has the prompt logprobs it asks for; such a request takes no prefix hit."""
+        return (
+            self.params.prompt_logprobs is not None
+            and self.sample_index == 0
+            and len(self.prompt_logprobs) < len(self.prompt_ids)
+        )
 
     @property
     def order_key(self) -> tuple[int, float, int]:
@@ -137,29 +166,34 @@ class Request:
             return self.output_ids[begin - split : end - split]
         return self.prompt_ids[begin:] + self.output_ids[: end - split]
 
-    def start(self, num_cached_tokens: int) -> None:
+    def start(self, num_cached_tokens: int, now: float) -> None:
         """Leaves the queue with the first `num_cached_tokens` already in the cache."""
         self.state = RequestState.RUNNING
-        self.num_computed_tokens = num_cached_tokens
-        if self.num_preemptions == 0:
+        self.num_computed_tokens = self.num_scheduled_tokens = num_cached_tokens
+        if self.start_time is None:
+            self.start_time = now
             self.num_cached_tokens = num_cached_tokens
 
-    def advance(self, num_new_tokens: int) -> None:
-        """A step has put `num_new_tokens` more into the cache."""
-        self.num_computed_tokens += num_new_tokens
-        assert self.num_computed_tokens <= self.num_tokens, "computed tokens overtook the sequence"
+    def schedule(self, num_new_tokens: int) -> bool:
+        """The next step computes `num_new_tokens` more. Returns whether it will choose a token."""
+        self.num_scheduled_tokens += num_new_tokens
+        if self.num_scheduled_tokens == len(self.prompt_ids) + len(self.output_ids) + self.num_pending:
+            self.num_pending += 1
+            return True
+        return False
 
     def append(self, token_id: int, now: float) -> None:
         """A step chose a token."""
         self.output_ids.append(token_id)
+        self.num_pending -= 1
         if self.first_token_time is None:
             self.first_token_time = now
         self.last_token_time = now
 
     def preempt(self) -> None:
-        """Back to the queue; K/V are gone, tokens stay."""
+        """Back to the queue; K/V are gone, tokens stay. A token still in flight will be appended."""
         self.state = RequestState.WAITING
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_scheduled_tokens = 0
         self.num_preemptions += 1
 
     def finish(self, reason: FinishReason) -> None:

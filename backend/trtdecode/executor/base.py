@@ -1,7 +1,8 @@
 """What the loop asks of an executor, and the names of the graph's tensors (DESIGN: the graph contract).
 
 An executor is one file that passes `tests/conformance/`. It owns the weights and the KV blocks; it knows nothing of
-requests. Block 0 is an ordinary block: which blocks are in use is the KV cache manager's business.
+requests. Block 0 is the null block: the KV cache manager never gives it to a sequence. Table entries that a sliding
+window has passed point to it (they are masked), and an executor that pads a batch may write its padding there.
 """
 
 from __future__ import annotations

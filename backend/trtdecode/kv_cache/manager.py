@@ -1,0 +1,315 @@
+"""Which blocks each running sequence has: prefix hits, allocation, forks, window freeing, preemption.
+
+A sequence's table, left to right (half-open ranges of table entries):
+
+    [0, num_freed)              null block: every layer's window has slid past (only where every layer slides)
+    [num_freed, num_published)  full, shared or offered to the prefix cache; never written again
+    [num_published, num_blocks) owned by this sequence alone; steps write here
+
+Allocation has three outcomes: the new block ids, None (not now: preempt somebody or wait), or InvalidRequest from
+`check_fits` at admission (never fits). Blocks are allocated exactly as far as the step writes, so what is allocated
+but unused is less than one block a sequence, half a block on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trtdecode.errors import InvalidRequest
+from trtdecode.kv_cache.block_hash import BlockKey, ChainHash, content_of, keyed_chain_hash, root_digest
+from trtdecode.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from trtdecode.request import Request
+
+
+@dataclass(slots=True)
+class SequenceBlocks:
+    """A running request's place in the block tables (`request.blocks`). Changed by the manager only."""
+
+    row: int  # of KVCacheManager.block_tables
+    num_blocks: int = 0  # table entries in use
+    num_slots: int = 0  # num_blocks * block_size: tokens that fit before the next allocation
+    num_published: int = 0  # leading full blocks that are shared or were offered to the prefix cache
+    num_freed: int = 0  # leading entries that point to the null block
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a request need not compute, found by `find_prefix`. Nothing is held until `allocate` takes it."""
+
+    block_ids: tuple[int, ...] = ()  # full blocks to share
+    num_tokens: int = 0  # tokens already in the cache
+    copy_from: int | None = None  # partial block of a forked parent: the first new block becomes its copy
+
+
+NO_PREFIX = Prefix()
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Counted since start; tokens."""
+
+    num_prefix_queries: int = 0  # tokens looked up
+    num_prefix_hits: int = 0  # tokens found
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """Slots allocated to running sequences, and how many of them hold no token."""
+
+    num_slots: int
+    num_unused: int
+    num_sequences: int
+
+    @property
+    def ratio(self) -> float:
+        return self.num_unused / self.num_slots if self.num_slots else 0.0
+
+
+class KVCacheManager:
+    """Gives blocks to running requests. One thread.
+
+    Args:
+        num_blocks: blocks of the executor's pool, the null block included.
+        block_size: tokens a block.
+        max_num_seqs: rows of the block table: sequences that can hold blocks at once.
+        max_context_len: longest sequence, in tokens.
+        window: tokens that the widest layer sees if *every* layer slides, else 0 (nothing is freed early).
+        enable_prefix_caching: publish full blocks and look prefixes up; forks share blocks either way.
+        chain_hash: for tests.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        max_num_seqs: int,
+        max_context_len: int,
+        window: int = 0,
+        enable_prefix_caching: bool = True,
+        chain_hash: ChainHash | None = None,
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.window = window
+        self.enable_prefix_caching = enable_prefix_caching
+        self.stats = CacheStats()
+        self.block_tables: npt.NDArray[np.int32] = np.zeros((max_num_seqs, -(-max_context_len // block_size)), np.int32)
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._chain = keyed_chain_hash() if chain_hash is None else chain_hash
+
+    @property
+    def max_tokens_ever(self) -> int:
+        """Tokens that one sequence can have in the cache when it has the pool to itself (with full attention)."""
+        return self.pool.num_usable * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def check_fits(self, num_tokens: int, field: str) -> None:
+        """Raises InvalidRequest, naming both numbers, if a sequence of so many cached tokens can never run."""
+        if num_tokens > self.max_tokens_ever:
+            raise InvalidRequest(
+                field,
+                num_tokens,
+                f"needs {self.blocks_for(num_tokens)} KV blocks and the pool has {self.pool.num_usable} "
+                f"({self.max_tokens_ever} tokens); shorten the request or raise kv_cache_bytes",
+            )
+
+    # -- prefixes ---------------------------------------------------------------------------------------------------
+
+    def find_prefix(self, request: Request) -> Prefix:
+        """The longest prefix of a waiting request that is in the cache: its forked parent's, or published blocks.
+
+        Never all of it: at least the last token is computed, so that there are logits, and that token never lies
+        inside a shared block. Requests that want prompt logprobs compute the whole prompt.
+        """
+        parent = request.parent
+        if parent is not None and parent.blocks is not None and not request.output_ids:
+            forked = self._fork_of(parent, request.num_prompt_tokens)
+            if forked is not None:
+                return forked
+        if not self.enable_prefix_caching or request.needs_prompt_logits:
+            return NO_PREFIX
+        block_ids: list[int] = []
+        num_full = (request.num_tokens - 1) // self.block_size
+        for key in self._keys(request, num_full):
+            block_id = self.pool.lookup(key)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return Prefix(tuple(block_ids), len(block_ids) * self.block_size)
+
+    def _fork_of(self, parent: Request, num_prompt_tokens: int) -> Prefix | None:
+        """All of the prompt but its last token.
+
+        None if the parent has not computed that much (it was preempted), or its window has slid past what the child
+        needs. Copies run before the step that they come with, so tokens in flight may be shared but not copied; asking
+        for computed ones is simpler and costs one step at most.
+        """
+        assert parent.blocks is not None
+        num_tokens = num_prompt_tokens - 1
+        if parent.num_computed_tokens < num_tokens or parent.blocks.num_freed > self._num_outside_window(num_tokens):
+            return None
+        num_full, num_partial = divmod(num_tokens, self.block_size)
+        row = self.block_tables[parent.blocks.row]
+        shared = tuple(row[:num_full].tolist())
+        return Prefix(shared, num_tokens, int(row[num_full]) if num_partial else None)
+
+    def _keys(self, request: Request, num_full: int) -> list[BlockKey]:
+        """Keys of the first `num_full` blocks; those computed once stay on the request."""
+        keys = request.block_keys
+        size = self.block_size
+        if len(keys) < num_full:
+            digest = keys[-1].digest if keys else root_digest(self._chain, request.extra_keys)
+            for begin in range(len(keys) * size, num_full * size, size):
+                content = content_of(request.token_slice(begin, begin + size))
+                digest = self._chain(digest, content)
+                keys.append(BlockKey(digest, content))
+        return keys[:num_full] if len(keys) > num_full else keys
+
+    # -- allocation -------------------------------------------------------------------------------------------------
+
+    def start(self, request: Request, prefix: Prefix, num_new_tokens: int, headroom: int = 0) -> list[int] | None:
+        """Gives a waiting request a row, its prefix, and blocks for `num_new_tokens` more.
+
+        Args:
+            headroom: blocks that must still be available afterwards.
+
+        Returns:
+            The new block ids, or None (and nothing changed) if there are not enough blocks or no row now.
+        """
+        assert request.blocks is None, f"request {request.request_id} already has blocks"
+        num_new = self.blocks_for(prefix.num_tokens + num_new_tokens) - len(prefix.block_ids)
+        num_needed = num_new + self.pool.num_unreferenced(prefix.block_ids)
+        if not self._free_rows or num_needed + headroom > self.pool.num_available:
+            return None
+        self.pool.retain(prefix.block_ids)
+        new_ids = self.pool.allocate(num_new)
+        assert new_ids is not None
+        blocks = SequenceBlocks(self._free_rows.pop())
+        table = (*prefix.block_ids, *new_ids)
+        self.block_tables[blocks.row, : len(table)] = table
+        blocks.num_blocks = len(table)
+        blocks.num_slots = len(table) * self.block_size
+        blocks.num_published = len(prefix.block_ids)
+        while blocks.num_freed < len(table) and table[blocks.num_freed] == NULL_BLOCK:
+            blocks.num_freed += 1
+        request.blocks = blocks
+        if self.enable_prefix_caching and request.num_preemptions == 0:
+            self.stats.num_prefix_queries += request.num_tokens
+            self.stats.num_prefix_hits += prefix.num_tokens
+        return new_ids
+
+    def extend(self, request: Request, num_new_tokens: int) -> list[int] | None:
+        """Makes room for `num_new_tokens` after those already scheduled of a running request.
+
+        Returns:
+            The new block ids (often none), or None (and no block given) if there are not enough.
+        """
+        blocks = request.blocks
+        assert blocks is not None, f"request {request.request_id} has no blocks"
+        num_tokens = request.num_scheduled_tokens + num_new_tokens
+        if num_tokens <= blocks.num_slots:
+            return []
+        if self.window:
+            self._free_outside_window(request)
+        new_ids = self.pool.allocate(self.blocks_for(num_tokens) - blocks.num_blocks)
+        if new_ids is None:
+            return None
+        end = blocks.num_blocks + len(new_ids)
+        self.block_tables[blocks.row, blocks.num_blocks : end] = new_ids
+        blocks.num_blocks = end
+        blocks.num_slots = end * self.block_size
+        return new_ids
+
+    def free(self, request: Request) -> None:
+        """Takes all blocks back (finished or preempted); published ones stay findable until evicted."""
+        blocks = request.blocks
+        if blocks is None:
+            return
+        self.pool.release(self.block_tables[blocks.row, : blocks.num_blocks][::-1])
+        self._free_rows.append(blocks.row)
+        request.blocks = None
+
+    def publish(self, request: Request) -> None:
+        """Offers the full blocks of computed tokens to the prefix cache.
+
+        Tokens in flight do not count: a hit must find K/V that a step has really written.
+        """
+        blocks = request.blocks
+        assert blocks is not None
+        num_full = request.num_computed_tokens // self.block_size
+        if not self.enable_prefix_caching or num_full <= blocks.num_published:
+            return
+        keys = self._keys(request, num_full)
+        row = self.block_tables[blocks.row, :num_full].tolist()
+        for index in range(max(blocks.num_published, blocks.num_freed), num_full):
+            self.pool.publish(row[index], keys[index])
+        blocks.num_published = num_full
+
+    # -- sliding window ---------------------------------------------------------------------------------------------
+
+    def _num_outside_window(self, position: int) -> int:
+        """Leading blocks that queries at `position` and later cannot see (0 without a window)."""
+        return max(0, position - self.window + 1) // self.block_size if self.window else 0
+
+    def _free_outside_window(self, request: Request) -> None:
+        blocks = request.blocks
+        assert blocks is not None
+        end = min(self._num_outside_window(request.num_scheduled_tokens), blocks.num_blocks)
+        if end > blocks.num_freed:
+            entries = self.block_tables[blocks.row, blocks.num_freed : end]
+            self.pool.release(entries)
+            entries[:] = NULL_BLOCK
+            blocks.num_freed = end
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def assert_writable(
+        self, rows: npt.NDArray[np.int32], begins: npt.NDArray[np.int32], ends: npt.NDArray[np.int32]
+    ) -> None:
+        """Checks every block that a step writes: owned once, not findable. Raises AssertionError.
+
+        Args:
+            rows, begins, ends: [B] table row and half-open token range [begin, end) of each sequence.
+        """
+        first, last = begins // self.block_size, (ends - 1) // self.block_size
+        self.pool.assert_writable(self.block_tables[rows, first])
+        for index in np.flatnonzero(last > first).tolist():
+            self.pool.assert_writable(self.block_tables[rows[index], first[index] + 1 : last[index] + 1])
+
+    def waste(self, running: Iterable[Request]) -> Waste:
+        """How much of what is allocated holds no token (freed window entries are not allocated)."""
+        num_slots = num_unused = num_sequences = 0
+        for request in running:
+            if (blocks := request.blocks) is not None:
+                num_slots += blocks.num_slots - blocks.num_freed * self.block_size
+                num_unused += blocks.num_slots - request.num_scheduled_tokens
+                num_sequences += 1
+        return Waste(num_slots, num_unused, num_sequences)
+
+    def check_integrity(self, running: Iterable[Request]) -> None:
+        """Tables, rows, pool and requests agree. Raises AssertionError."""
+        references = np.zeros(self.pool.num_blocks, np.int32)
+        rows = list(self._free_rows)
+        for request in running:
+            blocks = request.blocks
+            assert blocks is not None, f"running request {request.request_id} has no blocks"
+            rows.append(blocks.row)
+            entries = self.block_tables[blocks.row, : blocks.num_blocks]
+            assert blocks.num_slots == blocks.num_blocks * self.block_size
+            assert 0 <= blocks.num_slots - request.num_scheduled_tokens < self.block_size, (
+                f"request {request.request_id}: {request.num_scheduled_tokens} tokens in {blocks.num_slots} slots"
+            )
+            null = entries == NULL_BLOCK
+            assert null[: blocks.num_freed].all() and not null[blocks.num_freed :].any(), "null entry inside the window"
+            assert blocks.num_freed <= self._num_outside_window(request.num_scheduled_tokens), "freed inside the window"
+            np.add.at(references, entries, 1)
+        assert sorted(rows) == list(range(len(self.block_tables))), "a table row is lost or held twice"
+        references[NULL_BLOCK] = 0
+        self.pool.check_integrity(references)
