@@ -22,7 +22,6 @@ from trtdecode.server.client import ServerClient
 from trtdecode.server.locate import ServerInstallation, check_python, library_path, locate_server
 from trtdecode.server.ports import Ports, check_ports, free_ports
 
-RUNTIME_DIR_VARIABLE = "TRTDECODE_RUNTIME_DIR"
 RESTARTS_VARIABLE = "TRTDECODE_RESTARTS"
 
 
