@@ -1,0 +1,130 @@
+"""Makes the executor that a configuration, a model version and a machine call for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from trtdecode.config import ServingConfig
+from trtdecode.errors import ConfigError, UnsupportedError
+from trtdecode.executor.base import Executor
+from trtdecode.executor.choice import ExecutorChoice, choose_executor
+from trtdecode.executor.devices import find_devices
+from trtdecode.executor.machine import memory_bytes
+from trtdecode.manifest import Manifest, verify_files
+
+#: Shares of memory for the KV pool when the configuration names neither bytes nor a fraction.
+DEFAULT_CPU_FRACTION = 0.1  # of RAM
+DEFAULT_GPU_FRACTION = 0.9  # of what is free once the weights are loaded
+
+#: `precision: auto` takes the first that the version has.
+_OPENVINO_PRECISIONS = ("int8", "int4", "f32", "f16", "bf16")
+_TORCH_PRECISIONS = ("f32", "bf16", "f16", "int8", "int4")
+
+
+def create_executor(
+    config: ServingConfig, manifest: Manifest, version_dir: Path, *, device_kind: str, device_id: int
+) -> tuple[Executor, ExecutorChoice]:
+    """Chooses, checks the files that will be opened against the manifest, and loads.
+
+    Args:
+        device_kind: Triton's instance kind, "CPU", "GPU" or "MODEL".
+        device_id: the GPU's ordinal; ignored on a CPU.
+
+    Returns:
+        The executor, ready to run, and the choice: log it as one line and put it in the model's metadata.
+
+    Raises:
+        ConfigError: KIND_GPU without a GPU, or a precision the executor does not have.
+        ManifestError: the version lacks the precision, or its files are not what the manifest says.
+        UnsupportedError: the graph or the library version is not supported.
+    """
+    choice = choose_executor(config, manifest, find_devices(), device_kind=device_kind, device_id=device_id)
+    makers = {"openvino": _openvino_executor, "torch": _torch_executor, "tensorrt": _tensorrt_executor}
+    return makers[choice.executor](config, manifest, version_dir, choice), choice
+
+
+def _openvino_executor(
+    config: ServingConfig, manifest: Manifest, version_dir: Path, _choice: ExecutorChoice
+) -> Executor:
+    from trtdecode.executor.openvino_executor import OpenVinoExecutor
+
+    graph_file = _graph_file(config, manifest, _OPENVINO_PRECISIONS)
+    _verify(config, manifest, version_dir, graph_file)
+    return OpenVinoExecutor(
+        version_dir / graph_file,
+        kv_cache_bytes=_cpu_pool_bytes(config),
+        kv_cache_precision="f32" if config.kv_cache_precision == "auto" else config.kv_cache_precision,
+        num_threads=config.num_threads,
+        cache_dir=_compiled_model_cache(manifest, graph_file),
+    )
+
+
+def _torch_executor(config: ServingConfig, manifest: Manifest, version_dir: Path, choice: ExecutorChoice) -> Executor:
+    from trtdecode.executor.torch_executor import TorchExecutor
+
+    graph_file = _graph_file(config, manifest, _TORCH_PRECISIONS)
+    _verify(config, manifest, version_dir, graph_file)
+    on_gpu = choice.device != "cpu"
+    dtype = "f16" if on_gpu else "f32"
+    return TorchExecutor(
+        version_dir / graph_file,
+        kv_cache_bytes=_gpu_pool_bytes(config, manifest, choice.device) if on_gpu else _cpu_pool_bytes(config),
+        device=choice.device,
+        dtype=dtype,
+        kv_dtype=dtype if config.kv_cache_precision == "auto" else config.kv_cache_precision,
+    )
+
+
+def _tensorrt_executor(
+    _config: ServingConfig, _manifest: Manifest, _version_dir: Path, _choice: ExecutorChoice
+) -> Executor:
+    raise UnsupportedError("executor tensorrt: not part of this release; use executor torch or openvino")
+
+
+def _graph_file(config: ServingConfig, manifest: Manifest, preference: tuple[str, ...]) -> str:
+    """The graph of the configured precision; for `auto` the first of `preference` that the version has."""
+    if config.precision != "auto":
+        return manifest.graph_file(config.precision)
+    present = [precision for precision in preference if precision in manifest.graphs]
+    return manifest.graph_file(present[0] if present else preference[0])
+
+
+def _verify(config: ServingConfig, manifest: Manifest, version_dir: Path, graph_file: str) -> None:
+    """Checks the graph and its external data, which lies beside it as GRAPH.data."""
+    names = {name for name in manifest.files if name in (graph_file, f"{graph_file}.data")}
+    verify_files(version_dir, manifest, names=names, digests=config.verify_checksums)
+
+
+def _cpu_pool_bytes(config: ServingConfig) -> int:
+    return config.kv_cache_bytes or int((config.kv_cache_fraction or DEFAULT_CPU_FRACTION) * memory_bytes())
+
+
+def _gpu_pool_bytes(config: ServingConfig, manifest: Manifest, device: str) -> int:
+    """Free memory less the weights in two bytes a value (at most twice an INT8 file), times the fraction."""
+    if config.kv_cache_bytes:
+        return config.kv_cache_bytes
+    import torch
+
+    free, _total = torch.cuda.mem_get_info(device)
+    weights = 2 * max(entry.num_bytes for entry in manifest.files.values())
+    if weights >= free:
+        raise ConfigError(f"{device}: {free} bytes free, but the weights may need {weights}; use a larger GPU")
+    return int((config.kv_cache_fraction or DEFAULT_GPU_FRACTION) * (free - weights))
+
+
+def _compiled_model_cache(manifest: Manifest, graph_file: str) -> Path:
+    """Where OpenVINO keeps this graph compiled: outside the model repository, which may be read-only and holds only
+    what its manifest lists. A changed graph has another folder."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digests = [entry.sha256 for name, entry in sorted(manifest.files.items()) if name.startswith(graph_file)]
+    key = hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
+    directory = root / "trtdecode" / "openvino" / key
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        directory = Path(tempfile.gettempdir()) / f"trtdecode-{os.getuid()}" / "openvino" / key
+        directory.mkdir(parents=True, exist_ok=True)
+    return directory
