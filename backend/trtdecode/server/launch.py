@@ -22,8 +22,6 @@ from trtdecode.server.client import ServerClient
 from trtdecode.server.locate import ServerInstallation, check_python, library_path, locate_server
 from trtdecode.server.ports import Ports, check_ports, free_ports
 
-RESTARTS_VARIABLE = "TRTDECODE_RESTARTS"
-
 
 class TritonServer:
     """One tritonserver process and its stubs, in a process group of their own.
