@@ -96,6 +96,7 @@ class Request:
     max_total_tokens: int = 0  # prompt + output limit, settled at admission (context, pool and max_tokens)
     caller_id: str = ""  # the client's own id, for logs only; never a key
     trace_id: str = ""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # params.bad_words as tokens (Tokenizer.bad_word_ids)
     extra_keys: tuple[Any, ...] = ()  # what else the prefix cache must tell apart: strings and numbers
     request_id: int = field(default_factory=lambda: next(_request_ids))
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+#: At or below this temperature the choice is greedy. The softmax of two logits that differ by 0.01 is already
+#: 22,026 to 1 here, so that sampling could only add noise.
+GREEDY_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,9 +17,9 @@ class SamplingParams:
 
     max_tokens: int | None = None  # None: up to the end of the context
     min_tokens: int = 0
-    temperature: float = 1.0  # below 1e-5 the choice is greedy
+    temperature: float = 1.0  # at or below GREEDY_TEMPERATURE the choice is greedy
     top_k: int = 0  # 0: all
-    top_p: float = 1.0
+    top_p: float = 1.0  # 0: only the most likely token
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # prompt and output
     presence_penalty: float = 0.0  # output only
@@ -37,4 +43,33 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < 1e-5 or self.top_k == 1
+        """The most likely token is taken (the lowest id wins a tie) and no random number is drawn."""
+        return self.temperature <= GREEDY_TEMPERATURE or self.top_k == 1 or self.top_p == 0.0
+
+    @property
+    def guided(self) -> bool:
+        """A grammar limits the tokens."""
+        return bool(self.guided_json or self.guided_regex or self.guided_grammar or self.guided_choice)
+
+    @property
+    def penalized(self) -> bool:
+        """Tokens already seen change the logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @classmethod
+    def from_mapping(
+        cls, mapping: Mapping[str, Any], *, spec_vocab_size: int, defaults: SamplingParams | None = None
+    ) -> SamplingParams:
+        """Reads what a client sent: JSON values, or the Python values of tensors, by vLLM's names and ours.
+
+        Args:
+            mapping: field -> value; None means "not given".
+            spec_vocab_size: token ids must be below it.
+            defaults: what fields not given take (default: this class's defaults).
+
+        Raises:
+            InvalidRequest: naming the field, the value and the limit; an unknown key names the nearest known one.
+        """
+        from trtdecode.sampling.parse import parse_params
+
+        return parse_params(mapping, vocab_size=spec_vocab_size, defaults=defaults or cls())
