@@ -1,0 +1,129 @@
+"""One layer's KV pages on the device, and how a value is quantised into them.
+
+Layout of keys and of values: [num_blocks, num_kv_heads, block_size, head_dim]. One (block, head) tile is contiguous
+(2 KiB for 16 slots of 64 fp16 values), which is what one attention program reads, so every load is wide and coalesced
+whatever block the table names; a head of a block can be moved as one copy. int8 and fp8 pages have one f32 scale for
+each (block, head, slot), written with the token: a block is append-only and never has to be quantised again, no
+calibration is needed, and the dequantisation is one multiply of a score (keys) or a weight (values).
+
+The pool holds one block more than the KV cache manager knows, `reserved_block`: padding rows of a captured batch
+write there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trtdecode.errors import UnsupportedError
+
+#: `kv_cache_precision` -> what a page stores.
+PAGE_DTYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+#: The largest magnitude of a quantised value: one scale is absmax / limit.
+QUANTISED_LIMITS = {"int8": 127.0, "fp8": 448.0}
+SCALE_BYTES = 4
+#: Rows with a smaller scale read back as zeros: the reciprocal of a subnormal scale would overflow.
+SMALLEST_SCALE = 1e-30
+FIRST_FP8_SM = 89
+
+
+@dataclass(frozen=True)
+class KvPages:
+    """K and V of one layer. Tensors belong to the executor's pool."""
+
+    key: torch.Tensor  # [num_blocks + 1, num_kv_heads, block_size, head_dim], a dtype of PAGE_DTYPES
+    value: torch.Tensor  # same shape and dtype
+    key_scale: torch.Tensor | None = None  # f32 [num_blocks + 1, num_kv_heads, block_size], quantised pages only
+    value_scale: torch.Tensor | None = None
+
+    @property
+    def reserved_block(self) -> int:
+        """Block that padding rows write to and nobody reads."""
+        return int(self.key.shape[0]) - 1
+
+    @property
+    def num_kv_heads(self) -> int:
+        return int(self.key.shape[1])
+
+    @property
+    def block_size(self) -> int:
+        return int(self.key.shape[2])
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.key.shape[3])
+
+    @property
+    def quantisation(self) -> str:
+        """ "none", "int8" or "fp8"."""
+        if self.key.dtype == torch.int8:
+            return "int8"
+        return "fp8" if self.key.dtype == torch.float8_e4m3fn else "none"
+
+
+def allocate_pages(
+    precision: str, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, device: str
+) -> KvPages:
+    """Zeroed pages of one layer: `num_blocks` blocks, the last of which is the reserved one."""
+    shape = (num_blocks, num_kv_heads, block_size)
+    key, value = (torch.zeros((*shape, head_dim), dtype=PAGE_DTYPES[precision], device=device) for _ in range(2))
+    if precision not in QUANTISED_LIMITS:
+        return KvPages(key, value)
+    key_scale, value_scale = (torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2))
+    return KvPages(key, value, key_scale, value_scale)
+
+
+def page_bytes(precision: str, num_kv_heads: int, block_size: int, head_dim: int) -> int:
+    """Device bytes of one block of one layer, K and V and their scales."""
+    values = num_kv_heads * block_size * head_dim * int(PAGE_DTYPES[precision].itemsize)
+    scales = num_kv_heads * block_size * SCALE_BYTES if precision in QUANTISED_LIMITS else 0
+    return 2 * (values + scales)
+
+
+def check_precision(precision: str, sm: int | None) -> None:
+    """Refuses what the device cannot hold.
+
+    Args:
+        sm: 89 for compute capability 8.9; None for a CPU, where every precision is interpreted.
+
+    Raises:
+        UnsupportedError: unknown precision, or fp8 before SM 89 (names int8).
+    """
+    if precision not in PAGE_DTYPES:
+        raise UnsupportedError(
+            f"kv_cache_precision {precision!r} is not one of {', '.join(PAGE_DTYPES)} on a GPU; choose one of them"
+        )
+    if precision == "fp8" and sm is not None and sm < FIRST_FP8_SM:
+        raise UnsupportedError(
+            f"kv_cache_precision fp8 needs SM {FIRST_FP8_SM} or later, this GPU is SM {sm}; use kv_cache_precision int8"
+        )
+
+
+def quantise_reference(values: torch.Tensor, quantisation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What kv_write stores: codes and f32 scales of `values` [..., head_dim], one scale a row.
+
+    A row of zeros reads back as exact zeros (no 0/0). int8 rounds halves up (floor(x + 0.5)), as the
+    kernel does; fp8 is E4M3, rounded to nearest even, within +-448.
+    """
+    limit = QUANTISED_LIMITS[quantisation]
+    wide = values.to(torch.float32)
+    scale = wide.abs().amax(dim=-1) / limit
+    usable = scale > SMALLEST_SCALE
+    inverse = torch.where(usable, 1.0 / torch.where(usable, scale, 1.0), 0.0)
+    scaled = (wide * inverse[..., None]).clamp(-limit, limit)
+    if quantisation == "int8":
+        return torch.floor(scaled + 0.5).to(torch.int8), scale
+    return scaled.to(torch.float8_e4m3fn), scale
+
+
+def dequantise(codes: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """f32 values of a page tensor of any precision."""
+    wide = codes.to(torch.float32)
+    return wide if scale is None else wide * scale[..., None]
