@@ -1,0 +1,174 @@
+"""The streaming client against a gRPC server of the same protocol; tests/integration uses it against tritonserver."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+from trtdecode.client import Chunk, StreamClient, StreamError, StreamStats
+
+
+class FakeModel(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Answers "héllo" and "🌶" as two responses, or what `behaviour` names."""
+
+    def __init__(self) -> None:
+        self.max_batch_size = 0
+        self.behaviour = "answer"
+        self.requests: list[Any] = []
+        self.cancelled = threading.Event()
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ModelConfigResponse(config={"name": request.name, "max_batch_size": self.max_batch_size})
+
+    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ModelReadyResponse(ready=request.name == "tiny")
+
+    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        for request in requests:
+            self.requests.append(request)
+            if self.behaviour == "error":
+                yield pb.ModelStreamInferResponse(error_message="max_tokens: got -1; must be at least 1")
+            elif self.behaviour == "abort":
+                context.abort(grpc.StatusCode.NOT_FOUND, "no model 'tiny'")
+            elif self.behaviour == "endless":
+                context.add_callback(self.cancelled.set)
+                while context.is_active():
+                    yield response("x", 1)
+            else:
+                yield response("héllo ", 2)
+                yield response("🌶", 3, finish_reason="stop")
+
+
+def response(text: str, num_tokens: int, finish_reason: str = "") -> Any:
+    """One response as tritonserver sends it: outputs described, contents raw."""
+
+    def raw_string(value: str) -> bytes:
+        return struct.pack("<I", len(value.encode())) + value.encode()
+
+    outputs = [
+        pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=[1])
+        for name, datatype in (("text_output", "BYTES"), ("finish_reason", "BYTES"), ("num_output_tokens", "UINT32"))
+    ]
+    raw = [raw_string(text), raw_string(finish_reason), struct.pack("<I", num_tokens)]
+    inner = pb.ModelInferResponse(model_name="tiny", outputs=outputs, raw_output_contents=raw)
+    return pb.ModelStreamInferResponse(infer_response=inner)
+
+
+@pytest.fixture
+def model() -> FakeModel:
+    return FakeModel()
+
+
+@pytest.fixture
+def client(model: FakeModel) -> Iterator[StreamClient]:
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(model, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with StreamClient(f"127.0.0.1:{port}", "tiny") as stream_client:
+        yield stream_client
+    server.stop(None).wait()
+
+
+def sent_tensors(model: FakeModel) -> dict[str, tuple[str, list[int], Any]]:
+    """Name -> (datatype, shape, first value) of the last request."""
+    field = {"BYTES": "bytes_contents", "BOOL": "bool_contents", "INT32": "int_contents", "FP32": "fp32_contents"}
+    return {
+        tensor.name: (tensor.datatype, list(tensor.shape), getattr(tensor.contents, field[tensor.datatype])[0])
+        for tensor in model.requests[-1].inputs
+    }
+
+
+def test_chunks_in_order(client: StreamClient) -> None:
+    chunks = list(client.stream("hi"))
+    assert [(c.text, c.finish_reason, c.num_output_tokens) for c in chunks] == [("héllo ", None, 2), ("🌶", "stop", 3)]
+    assert chunks[0].received_at <= chunks[1].received_at
+
+
+def test_sends_the_vllm_tensors(client: StreamClient, model: FakeModel) -> None:
+    list(client.stream("hi 🌶", {"max_tokens": 3, "stop": ["a"]}, stream=False, inputs={"max_tokens": 7, "top_p": 0.5}))
+    tensors = sent_tensors(model)
+    assert tensors["text_input"] == ("BYTES", [1], "hi 🌶".encode())
+    assert tensors["stream"] == ("BOOL", [1], False)
+    assert json.loads(tensors["sampling_parameters"][2]) == {"max_tokens": 3, "stop": ["a"]}
+    assert tensors["exclude_input_in_output"] == ("BOOL", [1], True)
+    assert tensors["max_tokens"] == ("INT32", [1], 7)
+    assert tensors["top_p"] == ("FP32", [1], 0.5)
+
+
+def test_shape_of_a_batching_model(client: StreamClient, model: FakeModel) -> None:
+    model.max_batch_size = 8
+    list(client.stream("hi"))
+    assert all(shape == [1, 1] for _, shape, _ in sent_tensors(model).values())
+
+
+def test_error_in_the_stream(client: StreamClient, model: FakeModel) -> None:
+    model.behaviour = "error"
+    with pytest.raises(StreamError, match="max_tokens: got -1; must be at least 1"):
+        list(client.stream("hi"))
+
+
+def test_error_status(client: StreamClient, model: FakeModel) -> None:
+    model.behaviour = "abort"
+    with pytest.raises(StreamError, match="NOT_FOUND: no model 'tiny'") as caught:
+        list(client.stream("hi"))
+    assert caught.value.code == "NOT_FOUND"
+
+
+def test_closing_the_iterator_cancels(client: StreamClient, model: FakeModel) -> None:
+    model.behaviour = "endless"
+    stream = client.stream("hi")
+    assert next(stream).text == "x"
+    stream.close()
+    assert model.cancelled.wait(5)
+
+
+def test_deadline(client: StreamClient, model: FakeModel) -> None:
+    model.behaviour = "endless"
+    with pytest.raises(StreamError) as caught:
+        list(client.stream("hi", timeout_s=0.3))
+    assert caught.value.code == "DEADLINE_EXCEEDED"
+
+
+def test_many_streams_share_a_channel(client: StreamClient) -> None:
+    with futures.ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(lambda _: "".join(chunk.text for chunk in client.stream("hi")), range(16)))
+    assert texts == ["héllo 🌶"] * 16
+
+
+def test_readiness(client: StreamClient) -> None:
+    assert client.is_ready()
+    assert not StreamClient(client.address, "other").is_ready()
+
+
+def test_nobody_listens() -> None:
+    with StreamClient("127.0.0.1:1", "tiny") as client:
+        assert not client.is_ready(timeout_s=1)
+        with pytest.raises(
+            StreamError, match=r"no Triton gRPC end point at 127.0.0.1:1; start one with `trtdecode serve`"
+        ):
+            list(client.stream("hi"))
+
+
+def chunk(received_at: float, num_output_tokens: int) -> Chunk:
+    return Chunk("", None, num_output_tokens, 0, received_at, {})
+
+
+def test_stats() -> None:
+    stats = StreamStats(started_at=10.0)
+    assert (stats.ttft_ms, stats.itl_ms, stats.tokens_per_s) == (0.0, 0.0, 0.0)
+    stats.add(chunk(10.25, 1))
+    assert (stats.ttft_ms, stats.itl_ms, stats.tokens_per_s) == (250.0, 0.0, 4.0)
+    stats.add(chunk(10.5, 2))  # two tokens in one response: coalesced
+    stats.add(chunk(10.75, 2))
+    stats.add(chunk(11.0, 0))  # the empty final response is no token
+    assert (stats.ttft_ms, stats.itl_ms) == (250.0, 125.0)
+    assert stats.tokens_per_s == 5 / 0.75
