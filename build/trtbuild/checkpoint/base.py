@@ -1,0 +1,84 @@
+"""What every checkpoint format becomes: named float32 weights in Hugging Face's naming and orientation, the
+Hugging Face config as a dictionary, and the tokenizer's files.
+
+Nothing is unpickled, ever. Weights are read in chunks of rows, so an import holds one chunk, not a model.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from trtdecode.errors import CheckpointError
+
+Float32 = npt.NDArray[np.float32]
+
+#: Rows are read in pieces of at most this many float32 bytes.
+CHUNK_BYTES = 16 << 20
+
+
+class Weights(Protocol):
+    """Lazy access to named tensors. Every method raises CheckpointError naming file and tensor."""
+
+    def names(self) -> list[str]:
+        """Names present, in Hugging Face's naming where the format has its own."""
+        ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape in Hugging Face's orientation ([out, in] for linear layers)."""
+        ...
+
+    def rows(self, name: str) -> Iterator[Float32]:
+        """The tensor in order, in pieces along its first axis; each piece is finite and belongs to the caller."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint."""
+
+    source: str  # for people: what was opened
+    config: Mapping[str, Any]  # as in Hugging Face's config.json
+    weights: Weights
+    tokenizer: Mapping[str, bytes] = field(default_factory=dict)  # file name -> content
+    decisions: tuple[str, ...] = ()  # what opening it had to guess, one sentence each
+
+
+def load(weights: Weights, name: str) -> Float32:
+    """A whole tensor as float32. For small tensors; large ones are streamed by `rows`."""
+    pieces = list(weights.rows(name))
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def chunk_rows(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Half-open row ranges of at most CHUNK_BYTES of float32 each (at least one row)."""
+    num_rows = shape[0] if shape else 1
+    row_bytes = 4 * int(np.prod(shape[1:], dtype=np.int64)) or 4
+    step = max(1, CHUNK_BYTES // row_bytes)
+    for begin in range(0, num_rows, step):
+        yield begin, min(begin + step, num_rows)
+
+
+def check_finite(values: Float32, name: str, file: Path) -> Float32:
+    """The values, or CheckpointError: one NaN in a weight (or in a stored scale) poisons every answer."""
+    if not np.isfinite(values).all():
+        raise CheckpointError(
+            f"{file}: tensor {name!r} holds NaN or infinite values; the file is damaged, get it again"
+        )
+    return values
+
+
+def missing_tensor(name: str, present: list[str], file: Path) -> CheckpointError:
+    """The error for a tensor that is not there, naming the closest present ones."""
+    close = difflib.get_close_matches(name, present, n=3)
+    hint = f"closest present: {', '.join(close)}" if close else f"{len(present)} other tensors are present"
+    return CheckpointError(
+        f"{file}: tensor {name!r} is missing ({hint}); the checkpoint is incomplete or of another layout"
+    )

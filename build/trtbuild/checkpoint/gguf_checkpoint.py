@@ -1,0 +1,74 @@
+"""Opens a GGUF file as a Checkpoint in Hugging Face's naming."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from trtdecode.errors import CheckpointError
+
+from trtbuild.checkpoint.base import Checkpoint, Float32, missing_tensor
+from trtbuild.checkpoint.gguf_config import Metadata, config_from_metadata
+from trtbuild.checkpoint.gguf_file import GgufFile
+from trtbuild.checkpoint.gguf_layout import TensorLayout
+from trtbuild.checkpoint.gguf_tokenizer import tokenizer_files
+
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+class GgufWeights:
+    """Tensors of one GGUF file under Hugging Face's names."""
+
+    def __init__(self, file: GgufFile, layout: TensorLayout) -> None:
+        self._file = file
+        self._layout = layout
+
+    def names(self) -> list[str]:
+        """GGUF's own names: what is in the file."""
+        return list(self._file.entries)
+
+    def __contains__(self, name: str) -> bool:
+        return self._layout.gguf_name(name) in self._file.entries
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.entries[self._stored(name)].shape
+
+    def rows(self, name: str) -> Iterator[Float32]:
+        pieces = self._file.rows(self._stored(name))
+        restore = self._layout.restore(name)
+        if restore is None:
+            yield from pieces
+        else:
+            yield restore(np.concatenate(list(pieces)))
+
+    def _stored(self, name: str) -> str:
+        stored = self._layout.gguf_name(name)
+        if stored not in self._file.entries:
+            raise missing_tensor(stored, self.names(), self._file.path)
+        return stored
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Opens a GGUF file.
+
+    Raises:
+        CheckpointError: not GGUF, truncated, an unknown architecture, or no embedding.
+    """
+    file = GgufFile(path)
+    meta = Metadata(path, file.metadata)
+    if EMBEDDING not in file.entries:
+        raise missing_tensor(EMBEDDING, list(file.entries), path)
+    factors = None
+    if ROPE_FACTORS in file.entries:
+        factors = [float(value) for piece in file.rows(ROPE_FACTORS) for value in piece]
+    config = config_from_metadata(meta, file.entries[EMBEDDING].shape[0], HEAD in file.entries, factors)
+    try:
+        layout = TensorLayout(meta.architecture, config)
+    except KeyError as error:
+        raise CheckpointError(
+            f"{path}: metadata key for {error} is missing; the file is not a complete model"
+        ) from None
+    return Checkpoint(str(path), config, GgufWeights(file, layout), tokenizer_files(path, file.metadata))

@@ -1,0 +1,128 @@
+"""What a decoder family needs to know of a model, read from Hugging Face's config once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtdecode.errors import CheckpointError
+from trtdecode.manifest import ModelSpec
+
+from trtbuild.graph.rope import RopeConfig, rope_from_config
+
+RawConfig = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Facts that all decoder families share; what is peculiar to one stays in `raw`, for its own file."""
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    inner_size: int  # of the MLP
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_context_len: int
+    norm_epsilon: float
+    activation: str
+    attention_scale: float  # of q . k
+    sliding_windows: tuple[int, ...]  # one a layer: keys a token sees, itself included; 0 means all
+    tied_head: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    rope: RopeConfig | None
+    raw: RawConfig
+    softcap: float = 0.0  # attention scores become softcap * tanh(score / softcap); 0 means off
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What serving keeps of it."""
+        return ModelSpec(
+            family=self.family,
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            vocab_size=self.vocab_size,
+            max_context_len=self.max_context_len,
+            sliding_windows=self.sliding_windows,
+            bos_token_id=self.bos_token_id,
+            eos_token_ids=self.eos_token_ids,
+        )
+
+
+def required(raw: RawConfig, key: str) -> Any:
+    """A key of the config that must be there. Raises CheckpointError naming it."""
+    value = raw.get(key)
+    if value is None:
+        raise CheckpointError(f"config.json: key {key!r} is missing; the checkpoint's config is incomplete")
+    return value
+
+
+def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    """A config's eos_token_id: one id, a list or null."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def rope_parameters(raw: RawConfig) -> tuple[float, Mapping[str, Any]]:
+    """Theta and scaling, from transformers 5's `rope_parameters` or the older `rope_theta` and `rope_scaling`."""
+    parameters = raw.get("rope_parameters") or {}
+    scaling = parameters or raw.get("rope_scaling") or {}
+    theta = parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0
+    return float(theta), scaling
+
+
+def sliding_windows(raw: RawConfig, num_layers: int) -> tuple[int, ...]:
+    """One window a layer.
+
+    `sliding_window` null or `use_sliding_window` false means full attention whatever else the config says;
+    `layer_types` decides by layer where present; else Qwen's `max_window_layers` keeps the first layers full.
+    """
+    window = raw.get("sliding_window")
+    if window is None or raw.get("use_sliding_window") is False:
+        return (0,) * num_layers
+    types = raw.get("layer_types")
+    if types is not None:
+        if len(types) != num_layers:
+            raise CheckpointError(f"config.json: layer_types has {len(types)} entries for {num_layers} layers")
+        return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    first = raw.get("max_window_layers", 0) if raw.get("use_sliding_window") else 0
+    return tuple(window if layer >= first else 0 for layer in range(num_layers))
+
+
+def llama_like_config(family: str, raw: RawConfig, *, tied_default: bool = False) -> DecoderConfig:
+    """Reads a config that uses Llama's key names: most RMSNorm families."""
+    num_heads = required(raw, "num_attention_heads")
+    hidden_size = required(raw, "hidden_size")
+    num_layers = required(raw, "num_hidden_layers")
+    head_dim = raw.get("head_dim") or hidden_size // num_heads
+    max_context_len = required(raw, "max_position_embeddings")
+    theta, scaling = rope_parameters(raw)
+    rotary_dim = int(head_dim * (scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0))
+    return DecoderConfig(
+        family=family,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        inner_size=required(raw, "intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=raw.get("num_key_value_heads") or num_heads,
+        head_dim=head_dim,
+        vocab_size=required(raw, "vocab_size"),
+        max_context_len=max_context_len,
+        norm_epsilon=float(required(raw, "rms_norm_eps")),
+        activation=raw.get("hidden_act") or "silu",
+        attention_scale=head_dim**-0.5,
+        sliding_windows=sliding_windows(raw, num_layers),
+        tied_head=bool(raw.get("tie_word_embeddings", tied_default)),
+        bos_token_id=raw.get("bos_token_id"),
+        eos_token_ids=token_ids(raw.get("eos_token_id")),
+        rope=rope_from_config(theta, rotary_dim, scaling, max_context_len),
+        raw=raw,
+    )

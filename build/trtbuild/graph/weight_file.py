@@ -1,0 +1,57 @@
+"""The external data of one ONNX graph, written tensor by tensor while the graph is authored."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+#: Tensors start on a cache line, so that a memory-mapped file can be read in place.
+ALIGNMENT = 64
+
+
+class WeightFile:
+    """Appends tensors to `path`. Use as a context manager; leaving it flushes to disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO = path.open("wb")
+
+    def append(self, name: str, shape: tuple[int, ...], pieces: Iterable[npt.NDArray[Any]]) -> ir.ExternalTensor:
+        """Writes one tensor given in pieces along its first axis (one dtype, C order) and returns a reference to it."""
+        offset = -(-self._file.tell() // ALIGNMENT) * ALIGNMENT
+        self._file.seek(offset)
+        dtype: np.dtype[Any] | None = None
+        for piece in pieces:
+            assert dtype in (None, piece.dtype), f"{name}: pieces of {dtype} and {piece.dtype}"
+            dtype = piece.dtype
+            np.ascontiguousarray(piece).tofile(self._file)
+        assert dtype is not None, f"{name}: no pieces"
+        num_bytes = self._file.tell() - offset
+        assert num_bytes == int(np.prod(shape)) * dtype.itemsize, f"{name}: {num_bytes} bytes do not make {shape}"
+        return ir.ExternalTensor(
+            self.path.name,
+            offset,
+            num_bytes,
+            ir.DataType.from_numpy(dtype),
+            shape=ir.Shape(shape),
+            name=name,
+            base_dir=self.path.parent,
+        )
+
+    def __enter__(self) -> WeightFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._file.close()

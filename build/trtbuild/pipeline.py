@@ -1,0 +1,220 @@
+"""Checkpoint -> model version on disk: the ordered list of stages.
+
+A version is built in a hidden folder beside its place and appears by one rename, complete and flushed to disk. A
+server polling the repository never sees half of one.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtdecode.errors import CheckpointError, UnsupportedError
+from trtdecode.manifest import FileEntry, Manifest, ModelSpec, entry_of, write_manifest
+
+from trtbuild.checkpoint import Checkpoint, open_checkpoint
+from trtbuild.graph.author import PRECISIONS, author_graph, config_of
+from trtbuild.graph.check import check_graph
+from trtbuild.graph.config import DecoderConfig
+
+#: INT8 only: it is what serving on a CPU uses, and f32 data would be four times the size.
+DEFAULT_PRECISIONS = ("int8",)
+
+#: Packages whose versions the manifest records.
+BUILDER_PACKAGES = ("trtdecode", "onnx", "onnx-ir", "numpy", "gguf")
+
+REPORTS_DIR = "reports"
+
+
+@dataclass
+class ImportReport:
+    """What an import did and decided."""
+
+    source: str
+    version_dir: Path
+    spec: ModelSpec
+    precisions: tuple[str, ...]
+    decisions: list[str] = field(default_factory=list)  # one sentence each
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    num_bytes: int = 0  # of the version folder
+
+
+@dataclass
+class _Import:
+    """State handed from stage to stage."""
+
+    source: Path
+    staging: Path
+    precisions: tuple[str, ...]
+    report: ImportReport
+    checkpoint: Checkpoint
+    config: DecoderConfig
+    graphs: dict[str, str] = field(default_factory=dict)
+
+
+def import_checkpoint(
+    source: Path,
+    model_dir: Path,
+    *,
+    version: int = 1,
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
+    name: str | None = None,
+    replace: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+) -> ImportReport:
+    """Writes `model_dir`/`version` and, where there is none, a minimal `model_dir`/config.pbtxt.
+
+    Args:
+        source: a .gguf file, or a folder of Hugging Face files.
+        model_dir: the model's folder in a Triton model repository.
+        version: a positive number; Triton serves the highest.
+        precisions: weight precisions to write, of PRECISIONS.
+        name: the model's name in config.pbtxt; default the folder's.
+        replace: overwrite an existing version.
+        progress: called with one line at the start of each stage.
+
+    Raises:
+        CheckpointError: see `open_checkpoint` and `author_graph`; or the version exists and `replace` is false.
+        UnsupportedError: an unknown precision.
+    """
+    unknown = sorted(set(precisions) - set(PRECISIONS))
+    if unknown or not precisions:
+        raise UnsupportedError(f"precisions {unknown} are not known; choose from {', '.join(PRECISIONS)}")
+    version_dir = model_dir / str(version)
+    if version < 1:
+        raise UnsupportedError(f"version {version}: Triton's versions are positive numbers; use 1 or more")
+    if version_dir.exists() and not replace:
+        raise CheckpointError(f"{version_dir}: exists; choose another version, or replace it on purpose")
+    progress(f"open {source}")
+    checkpoint = open_checkpoint(source)
+    config = config_of(checkpoint)
+    report = ImportReport(checkpoint.source, version_dir, config.spec, tuple(precisions))
+    report.decisions += _describe(checkpoint, config, report.precisions)
+    staging = model_dir / f".import-{version}-{os.getpid()}"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        state = _Import(source, staging, report.precisions, report, checkpoint, config)
+        for title, stage in STAGES:
+            progress(title)
+            begin = time.perf_counter()
+            stage(state)
+            report.stage_seconds[title] = time.perf_counter() - begin
+        _publish(staging, version_dir)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    write_model_config(model_dir, name or model_dir.name)
+    return report
+
+
+# -- stages -------------------------------------------------------------------------------------------------------
+
+
+def _write_graphs(state: _Import) -> None:
+    for precision in state.precisions:
+        file_name = "decoder.onnx" if precision == "f32" else f"decoder.{precision}.onnx"
+        author_graph(state.checkpoint, state.staging / file_name, precision)
+        state.graphs[precision] = file_name
+
+
+def _check_graphs(state: _Import) -> None:
+    for file_name in state.graphs.values():
+        check_graph(state.staging / file_name, state.config.num_layers)
+
+
+def _write_tokenizer(state: _Import) -> None:
+    if "tokenizer.json" not in state.checkpoint.tokenizer:
+        state.report.decisions.append("no tokenizer in the checkpoint: the model takes input_ids only")
+    for file_name, content in state.checkpoint.tokenizer.items():
+        (state.staging / file_name).write_bytes(content)
+
+
+def _write_report(state: _Import) -> None:
+    reports = state.staging / REPORTS_DIR
+    reports.mkdir()
+    facts = {"source": state.report.source, "decisions": state.report.decisions, "seconds": state.report.stage_seconds}
+    (reports / "import.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+
+
+def _write_manifest(state: _Import) -> None:
+    files = {path.name: entry_of(path) for path in sorted(state.staging.iterdir()) if path.is_file()}
+    state.report.num_bytes = _total(files)
+    manifest = Manifest(
+        spec=state.config.spec,
+        source=state.checkpoint.source,
+        graphs=state.graphs,
+        files=files,
+        builder={package: _version_of(package) for package in BUILDER_PACKAGES},
+    )
+    write_manifest(state.staging, manifest)
+
+
+#: In this order; each reads what the ones before it left in the state.
+STAGES: tuple[tuple[str, Callable[[_Import], None]], ...] = (
+    ("write graphs", _write_graphs),
+    ("check graphs", _check_graphs),
+    ("write tokenizer", _write_tokenizer),
+    ("write report", _write_report),
+    ("write manifest", _write_manifest),
+)
+
+
+# -- helpers ------------------------------------------------------------------------------------------------------
+
+
+def write_model_config(model_dir: Path, name: str) -> None:
+    """A minimal config.pbtxt, unless there is one: everything else is filled in by the backend."""
+    path = model_dir / "config.pbtxt"
+    if not path.exists():
+        path.write_text(f'name: "{name}"\nbackend: "trtdecode"\nmax_batch_size: 0\n', "utf-8")
+
+
+def _describe(checkpoint: Checkpoint, config: DecoderConfig, precisions: tuple[str, ...]) -> list[str]:
+    spec = config.spec
+    windows = sorted(set(spec.sliding_windows) - {0})
+    return [
+        *checkpoint.decisions,
+        f"family {spec.family}: {spec.num_layers} layers, hidden {spec.hidden_size}, "
+        f"{spec.num_heads} query and {spec.num_kv_heads} KV heads of {spec.head_dim}, vocabulary {spec.vocab_size}",
+        f"context {spec.max_context_len} tokens" + (f", sliding window {windows}" if windows else ""),
+        f"weights {', '.join(precisions)}; head {'tied to the embedding' if config.tied_head else 'of its own'}",
+        f"generation ends at token ids {list(spec.eos_token_ids)}",
+    ]
+
+
+def _total(files: dict[str, FileEntry]) -> int:
+    return sum(entry.num_bytes for entry in files.values())
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _publish(staging: Path, version_dir: Path) -> None:
+    """Flushes every file and renames the folder into place; an old version steps aside and is then removed."""
+    for path in staging.rglob("*"):
+        _fsync(path)
+    _fsync(staging)
+    old = staging.with_name(f"{staging.name}-old")
+    if version_dir.exists():
+        version_dir.rename(old)
+    staging.rename(version_dir)
+    _fsync(version_dir.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
