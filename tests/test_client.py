@@ -110,6 +110,13 @@ def test_shape_of_a_batching_model(client: StreamClient, model: FakeModel) -> No
     assert all(shape == [1, 1] for _, shape, _ in sent_tensors(model).values())
 
 
+def test_prompt_as_token_ids(client: StreamClient, model: FakeModel) -> None:
+    list(client.stream([5, 6, 7]))
+    (tensor,) = [tensor for tensor in model.requests[-1].inputs if tensor.name == "input_ids"]
+    assert (tensor.datatype, list(tensor.shape), list(tensor.contents.int_contents)) == ("INT32", [3], [5, 6, 7])
+    assert "text_input" not in sent_tensors(model)
+
+
 def test_error_in_the_stream(client: StreamClient, model: FakeModel) -> None:
     model.behaviour = "error"
     with pytest.raises(StreamError, match="max_tokens: got -1; must be at least 1"):

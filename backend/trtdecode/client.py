@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -68,7 +68,7 @@ class StreamClient:
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self._channel = grpc.insecure_channel(address, options=unlimited)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._shape: list[int] | None = None  # of each input; known after the first look at the model's config
+        self._known_batch_shape: list[int] | None = None  # after the first look at the model's config
 
     def __enter__(self) -> StreamClient:
         return self
@@ -84,7 +84,7 @@ class StreamClient:
 
     def stream(
         self,
-        prompt: str,
+        prompt: str | Sequence[int],
         sampling: Mapping[str, Any] | None = None,
         *,
         stream: bool = True,
@@ -95,6 +95,7 @@ class StreamClient:
         """Sends one request and yields its chunks as they arrive. Closing the iterator cancels the request.
 
         Args:
+            prompt: text (`text_input`), or token ids (`input_ids`, which only trtdecode's models take).
             sampling: `sampling_parameters`, sent as JSON.
             stream: False asks for one response.
             inputs: more input tensors by name (int is INT32, float is FP32); they replace those that are always sent.
@@ -103,8 +104,8 @@ class StreamClient:
         Raises:
             StreamError: the server refused or ended the request, or cannot be reached.
         """
-        tensors: dict[str, bool | int | float | str] = {
-            "text_input": prompt,
+        tensors: dict[str, bool | int | float | str | Sequence[int]] = {
+            ("text_input" if isinstance(prompt, str) else "input_ids"): prompt,
             "stream": stream,
             "sampling_parameters": json.dumps(dict(sampling or {})),
             "exclude_input_in_output": True,
@@ -138,10 +139,9 @@ class StreamClient:
         except self._grpc.RpcError:
             return False
 
-    def _tensor(self, name: str, value: bool | int | float | str) -> Any:
-        if self._shape is None:
-            self._shape = self._input_shape()
+    def _tensor(self, name: str, value: bool | int | float | str | Sequence[int]) -> Any:
         contents = self._messages.InferTensorContents()
+        size = 1
         if isinstance(value, bool):
             datatype = "BOOL"
             contents.bool_contents.append(value)
@@ -151,21 +151,26 @@ class StreamClient:
         elif isinstance(value, float):
             datatype = "FP32"
             contents.fp32_contents.append(value)
-        else:
+        elif isinstance(value, str):
             datatype = "BYTES"
             contents.bytes_contents.append(value.encode())
+        else:
+            datatype, size = "INT32", len(value)
+            contents.int_contents.extend(value)
         return self._messages.ModelInferRequest.InferInputTensor(
-            name=name, datatype=datatype, shape=self._shape, contents=contents
+            name=name, datatype=datatype, shape=[*self._batch_shape(), size], contents=contents
         )
 
-    def _input_shape(self) -> list[int]:
-        """[1], or [1, 1] for a model that batches (Triton's max_batch_size >= 1)."""
-        request = self._messages.ModelConfigRequest(name=self.model, version=self.version)
-        try:
-            config = self._stub.ModelConfig(request, timeout=10).config
-        except self._grpc.RpcError as error:
-            raise self._stream_error(error) from error
-        return [1, 1] if config.max_batch_size >= 1 else [1]
+    def _batch_shape(self) -> list[int]:
+        """What comes before a tensor's own shape: [1] for a model that batches (Triton's max_batch_size >= 1)."""
+        if self._known_batch_shape is None:
+            request = self._messages.ModelConfigRequest(name=self.model, version=self.version)
+            try:
+                config = self._stub.ModelConfig(request, timeout=10).config
+            except self._grpc.RpcError as error:
+                raise self._stream_error(error) from error
+            self._known_batch_shape = [1] if config.max_batch_size >= 1 else []
+        return self._known_batch_shape
 
     def _stream_error(self, error: Any) -> StreamError:
         code, details = error.code().name, error.details() or ""

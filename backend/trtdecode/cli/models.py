@@ -1,0 +1,56 @@
+"""`trtdecode import`: from a checkpoint to a model version that a server can load."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trtdecode.cli.repository import DEFAULT_REPOSITORY, versions_of
+
+
+def register(app: typer.Typer) -> None:
+    app.command("import", rich_help_panel="Models")(import_model)
+
+
+def import_model(
+    checkpoint: Annotated[Path, typer.Argument(help="A .gguf file, or a Hugging Face folder with safetensors.")],
+    name: Annotated[str | None, typer.Option(help="Model name; default from the checkpoint's file name.")] = None,
+    repository: Annotated[Path, typer.Option(help="Triton model repository.")] = DEFAULT_REPOSITORY,
+    version: Annotated[int | None, typer.Option(help="Version number; default the next free one.")] = None,
+    precision: Annotated[list[str] | None, typer.Option(help="Weights to write: int8, f32. Repeatable.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite an existing version.")] = False,
+) -> None:
+    """Turn a checkpoint into a model version.
+
+    Writes NAME/VERSION with the graph, its weights, the tokenizer and a manifest of digests; and a NAME/config.pbtxt
+    of three lines unless there is one. The version appears by one rename, when it is complete.
+    """
+    from rich.console import Console
+    from trtbuild.pipeline import DEFAULT_PRECISIONS, import_checkpoint
+
+    model_dir = repository / (name or default_name(checkpoint))
+    number = version if version is not None else max(versions_of(model_dir), default=0) + 1
+    console = Console(highlight=False)
+    started = time.monotonic()
+    with console.status(f"open {checkpoint}") as status:
+        report = import_checkpoint(
+            checkpoint,
+            model_dir,
+            version=number,
+            precisions=precision or DEFAULT_PRECISIONS,
+            replace=replace,
+            progress=status.update,
+        )
+    for decision in report.decisions:
+        console.print(f"  {decision}", markup=False)
+    seconds, megabytes = time.monotonic() - started, report.num_bytes / 1e6
+    console.print(f"{report.version_dir}: {megabytes:.0f} MB in {seconds:.1f} s; serve it with `trtdecode serve`")
+
+
+def default_name(checkpoint: Path) -> str:
+    """A model name from a file or folder name: "Llama-3.2-1B.Q4_0.gguf" is "llama-3.2-1b.q4_0"."""
+    stem = checkpoint.resolve().name
+    return stem.removesuffix(".gguf").lower()
