@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -91,7 +91,7 @@ class StreamClient:
         inputs: Mapping[str, bool | int | float | str] | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Sends one request and yields its chunks as they arrive. Closing the iterator cancels the request.
 
         Args:

@@ -1,0 +1,137 @@
+"""The part of `scripts/demo` that runs in `.venv`: model, server, answer, and how to go on from there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import assets
+import environment
+from progress import Progress, StepFailed
+from trtbuild.pipeline import import_checkpoint
+from trtdecode.cli.chat import chat_encode, stream_answer
+from trtdecode.cli.repository import newest_version_dir
+from trtdecode.client import StreamClient, StreamStats
+from trtdecode.errors import TrtdecodeError
+from trtdecode.manifest import MANIFEST_FILE, read_manifest, verify_files
+from trtdecode.server.launch import TritonServer
+from trtdecode.server.ports import Ports
+
+REPOSITORY = environment.ROOT / "model_repository"
+SERVER_LOG = environment.CACHE / "tritonserver.log"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until Ctrl-C, or for one prompt with --once; returns the exit status."""
+    signal.signal(signal.SIGTERM, _interrupt)  # stop the server on the way out, as for Ctrl-C
+    progress = Progress(environment.LOG_FILE)
+    try:
+        assets.ensure_server(progress)
+        ensure_model(progress)
+        server = make_server(options)
+        with progress.step("starting tritonserver"):
+            server.start()
+        try:
+            stats, text = answer(options, server)
+            if options.once is None:
+                print(invitation(server))
+                wait(server)
+        finally:
+            server.stop()
+    except (StepFailed, TrtdecodeError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ndemo: stopped", file=sys.stderr)
+        return 130 if options.once is not None else 0
+    if options.once is not None:
+        print(json.dumps(result(stats, text), ensure_ascii=False))
+    return 0
+
+
+def ensure_model(progress: Progress) -> None:
+    """Imports the model unless a complete version is there."""
+    model_dir = REPOSITORY / assets.MODEL_NAME
+    if (model_dir / "1" / MANIFEST_FILE).is_file():
+        try:
+            verify_files(model_dir / "1", read_manifest(model_dir / "1"), digests=False)  # the server checks digests
+            return
+        except TrtdecodeError as error:
+            progress.say(f"{error}")
+    gguf = assets.ensure_gguf(progress)
+    with progress.step(f"importing it into {model_dir.relative_to(environment.ROOT)}"):
+        import_checkpoint(gguf, model_dir, version=1, replace=True)
+
+
+def make_server(options: argparse.Namespace) -> TritonServer:
+    """One server on the ports asked for; its output goes to a log of its own."""
+    SERVER_LOG.unlink(missing_ok=True)
+    ports = Ports(options.http_port, options.grpc_port, options.metrics_port)
+    return TritonServer(REPOSITORY, ports=ports, host=options.host, log_path=SERVER_LOG, load=[assets.MODEL_NAME])
+
+
+def answer(options: argparse.Namespace, server: TritonServer) -> tuple[StreamStats, str]:
+    """Asks through the model's chat template and streams the answer to stdout."""
+    prompt = options.prompt if options.once is None else options.once
+    encode = chat_encode(newest_version_dir(REPOSITORY, assets.MODEL_NAME))
+    print(f"\n> {prompt}\n", flush=True)
+    with StreamClient(server.grpc_address, assets.MODEL_NAME) as client:
+        ids = encode([{"role": "user", "content": prompt}])
+        return stream_answer(client, ids, {"temperature": 0, "max_tokens": options.max_tokens})
+
+
+def result(stats: StreamStats, text: str) -> dict[str, object]:
+    """What --once prints last, for programs."""
+    return {
+        "text": text,
+        "num_output_tokens": stats.num_output_tokens,
+        "ttft_ms": round(stats.ttft_ms, 2),
+        "tokens_per_s": round(stats.tokens_per_s, 2),
+    }
+
+
+def invitation(server: TritonServer) -> str:
+    """What is up, and how to call it."""
+    body = '{"text_input": "Once upon a time", "max_tokens": 32, "stream": true}'
+    http = f"http://{server.http_address}/v2/models/{assets.MODEL_NAME}"
+    python = Path(sys.executable).relative_to(environment.ROOT)
+    return f"""
+tritonserver is up (log: {SERVER_LOG.relative_to(environment.ROOT)}):
+  HTTP     {server.http_address}   {http}/generate_stream
+  gRPC     {server.grpc_address}
+  metrics  {server.metrics_address}   http://{server.metrics_address}/metrics
+
+With curl:
+  curl -N -d '{body}' {http}/generate_stream
+
+With tritonclient ({python} has it):
+  import numpy as np, tritonclient.grpc as triton
+  client = triton.InferenceServerClient("{server.grpc_address}")
+  tensor = triton.InferInput("text_input", [1], "BYTES")
+  tensor.set_data_from_numpy(np.array([b"Once upon a time"], dtype=object))
+  client.start_stream(lambda result, error: print(error or result.as_numpy("text_output")[0].decode()))
+  client.async_stream_infer("{assets.MODEL_NAME}", [tensor])
+  client.stop_stream()  # waits for the answer
+
+In a terminal:
+  {python.parent}/trtdecode chat --address {server.grpc_address}
+
+Ctrl-C ends it.
+"""
+
+
+def wait(server: TritonServer) -> None:
+    """Until Ctrl-C; raises StepFailed when the server ends by itself."""
+    while server.is_running:
+        time.sleep(0.5)
+    raise StepFailed(f"tritonserver ended by itself; its log says why: {SERVER_LOG}")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
