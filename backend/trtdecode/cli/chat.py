@@ -130,11 +130,12 @@ def figures(stats: StreamStats) -> str:
 
 def printable(text: str) -> str:
     """The text without control characters: a model must not be able to steer the terminal."""
-    return "".join(character if character >= " " and character != "\x7f" else _shown(character) for character in text)
+    import unicodedata
 
-
-def _shown(character: str) -> str:
-    return character if character in "\n\t" else "\ufffd"
+    return "".join(
+        "\ufffd" if unicodedata.category(character) == "Cc" and character not in "\n\t" else character
+        for character in text
+    )
 
 
 def _talk(conversation: Conversation, model: str) -> None:
