@@ -37,6 +37,11 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     task: str = "generate"  # "generate", "embed", "rerank", "classify"
 
+    @property
+    def common_window(self) -> int:
+        """Tokens that the widest layer sees if every layer slides, else 0: beyond it K/V can be freed."""
+        return max(self.sliding_windows) if self.sliding_windows and all(self.sliding_windows) else 0
+
     def kv_bytes_per_token(self, bytes_per_value: float) -> float:
         """K and V bytes of one token over all layers."""
         return 2.0 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value

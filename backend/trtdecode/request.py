@@ -175,6 +175,10 @@ class Request:
             self.start_time = now
             self.num_cached_tokens = num_cached_tokens
 
+    def promote(self) -> None:
+        """Its turn has come (scheduler/policy.py): it precedes unpromoted requests for the rest of its life."""
+        self.promoted = True
+
     def schedule(self, num_new_tokens: int) -> bool:
         """The next step computes `num_new_tokens` more. Returns whether it will choose a token."""
         self.num_scheduled_tokens += num_new_tokens
@@ -183,13 +187,25 @@ class Request:
             return True
         return False
 
-    def append(self, token_id: int, now: float) -> None:
+    def complete(self, num_computed_tokens: int) -> None:
+        """A step has succeeded: this many tokens are in the cache."""
+        self.num_computed_tokens = num_computed_tokens
+
+    def append(self, token_id: int, now: float, logprob: TokenLogprob | None = None) -> None:
         """A step chose a token."""
         self.output_ids.append(token_id)
         self.num_pending -= 1
+        if logprob is not None:
+            self.cumulative_logprob += logprob.logprob
         if self.first_token_time is None:
             self.first_token_time = now
         self.last_token_time = now
+
+    def add_prompt_logprobs(self, position: int, logprobs: list[TokenLogprob]) -> None:
+        """Log-probabilities of the prompt's tokens from `position` on; those known before (preemption) are skipped."""
+        if not self.prompt_logprobs:
+            self.prompt_logprobs.append(None)  # nothing predicts the first token
+        self.prompt_logprobs.extend(logprobs[len(self.prompt_logprobs) - position :])
 
     def preempt(self) -> None:
         """Back to the queue; K/V are gone, tokens stay. A token still in flight will be appended."""
@@ -197,8 +213,12 @@ class Request:
         self.num_computed_tokens = self.num_scheduled_tokens = 0
         self.num_preemptions += 1
 
-    def finish(self, reason: FinishReason) -> None:
-        """Ends the request. Raises AssertionError on a second end: exactly one final event."""
-        assert self.state is not RequestState.FINISHED, f"request {self.request_id} ended twice"
+    def finish(self) -> None:
+        """No step will schedule it again; its final event is due. Raises AssertionError on a second end."""
+        assert self.state is not RequestState.FINISHED, f"request {self.request_id} finished twice"
         self.state = RequestState.FINISHED
+
+    def close(self, reason: FinishReason) -> None:
+        """Its final event is being sent. Raises AssertionError on a second one."""
+        assert self.finish_reason is None, f"request {self.request_id} got a second final event"
         self.finish_reason = reason

@@ -77,6 +77,7 @@ class KVCacheManager:
         block_size: tokens a block.
         max_num_seqs: rows of the block table: sequences that can hold blocks at once.
         max_context_len: longest sequence, in tokens.
+        max_step_tokens: most tokens of one sequence in one step; only used with a window.
         window: tokens that the widest layer sees if *every* layer slides, else 0 (nothing is freed early).
         enable_prefix_caching: publish full blocks and look prefixes up; forks share blocks either way.
         chain_hash: for tests.
@@ -89,6 +90,7 @@ class KVCacheManager:
         *,
         max_num_seqs: int,
         max_context_len: int,
+        max_step_tokens: int = 1,
         window: int = 0,
         enable_prefix_caching: bool = True,
         chain_hash: ChainHash | None = None,
@@ -99,25 +101,35 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.stats = CacheStats()
         self.block_tables: npt.NDArray[np.int32] = np.zeros((max_num_seqs, -(-max_context_len // block_size)), np.int32)
+        self._max_step_tokens = max_step_tokens
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._chain = keyed_chain_hash() if chain_hash is None else chain_hash
 
     @property
-    def max_tokens_ever(self) -> int:
-        """Tokens that one sequence can have in the cache when it has the pool to itself (with full attention)."""
-        return self.pool.num_usable * self.block_size
+    def max_cached_tokens(self) -> int:
+        """Tokens of one sequence that the cache can take when that sequence has the pool to itself."""
+        num_usable = self.pool.num_usable
+        longest = self.block_tables.shape[1] * self.block_size
+        return longest if self.num_resident_blocks(longest) <= num_usable else num_usable * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def num_resident_blocks(self, num_tokens: int) -> int:
+        """Most blocks that a sequence holds at once on its way to `num_tokens`: all, or what the window needs."""
+        num_blocks = self.blocks_for(num_tokens)
+        if self.window:
+            return min(num_blocks, self.blocks_for(self.window - 1 + self._max_step_tokens) + 1)
+        return num_blocks
+
     def check_fits(self, num_tokens: int, field: str) -> None:
         """Raises InvalidRequest, naming both numbers, if a sequence of so many cached tokens can never run."""
-        if num_tokens > self.max_tokens_ever:
+        if self.num_resident_blocks(num_tokens) > self.pool.num_usable:
             raise InvalidRequest(
                 field,
                 num_tokens,
-                f"needs {self.blocks_for(num_tokens)} KV blocks and the pool has {self.pool.num_usable} "
-                f"({self.max_tokens_ever} tokens); shorten the request or raise kv_cache_bytes",
+                f"needs {self.num_resident_blocks(num_tokens)} KV blocks and the pool has {self.pool.num_usable} "
+                f"({self.pool.num_usable * self.block_size} tokens); shorten the request or raise kv_cache_bytes",
             )
 
     # -- prefixes ---------------------------------------------------------------------------------------------------
@@ -142,7 +154,10 @@ class KVCacheManager:
             if block_id is None:
                 break
             block_ids.append(block_id)
-        return Prefix(tuple(block_ids), len(block_ids) * self.block_size)
+        num_tokens = len(block_ids) * self.block_size
+        num_outside = self._num_outside_window(num_tokens)
+        block_ids[:num_outside] = [NULL_BLOCK] * num_outside
+        return Prefix(tuple(block_ids), num_tokens)
 
     def _fork_of(self, parent: Request, num_prompt_tokens: int) -> Prefix | None:
         """All of the prompt but its last token.
@@ -226,6 +241,12 @@ class KVCacheManager:
         blocks.num_blocks = end
         blocks.num_slots = end * self.block_size
         return new_ids
+
+    def num_tokens_available(self, request: Request) -> int:
+        """Tokens that `extend` could make room for now."""
+        blocks = request.blocks
+        assert blocks is not None
+        return blocks.num_slots - request.num_scheduled_tokens + self.pool.num_available * self.block_size
 
     def free(self, request: Request) -> None:
         """Takes all blocks back (finished or preempted); published ones stay findable until evicted."""

@@ -1,0 +1,112 @@
+"""Turns chosen tokens into events: detokenise, look for stop strings, call `on_event`.
+
+Apart from the loop so that it can run one step late, while the executor works. Whatever goes wrong with one request's
+text or callback ends that request and no other. Every accepted request leaves here with exactly one final event.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from trtdecode.errors import ExecutorFailed, RequestCancelled, RequestError
+from trtdecode.request import FinishReason, Request, RequestState, TokenEvent, TokenLogprob
+
+log = logging.getLogger(__name__)
+
+
+class _Entry(NamedTuple):
+    request: Request
+    token_id: int | None
+    logprob: TokenLogprob | None
+    reason: FinishReason | None
+    error: RequestError | None
+
+
+class Emitter:
+    """A queue of tokens and ends, flushed once a step.
+
+    Args:
+        finish: takes a request out of the loop (a stop string ended it); called at most once a request.
+        closed: called after a request's final event was sent.
+    """
+
+    def __init__(self, finish: Callable[[Request], None], closed: Callable[[Request], None]) -> None:
+        self._finish = finish
+        self._closed = closed
+        self._queue: list[_Entry] = []
+
+    def token(self, request: Request, token_id: int, logprob: TokenLogprob | None, reason: FinishReason | None) -> None:
+        """One more token; with a reason (the request is already finished) it is the last one."""
+        self._queue.append(_Entry(request, token_id, logprob, reason, None))
+
+    def end(self, request: Request, reason: FinishReason, error: RequestError) -> None:
+        """The request (already finished) ends without another token."""
+        self._queue.append(_Entry(request, None, None, reason, error))
+
+    def flush(self) -> bool:
+        """Sends everything queued, in order. Returns whether there was anything."""
+        queue, self._queue = self._queue, []
+        for entry in queue:
+            if entry.request.finish_reason is None:
+                self._send(entry)
+        return bool(queue)
+
+    def _send(self, entry: _Entry) -> None:
+        request, token_id, logprob, reason, error = entry
+        text = ""
+        if request.output is not None and error is None:
+            try:
+                text, reason = _text_of(request, token_id, reason)
+            except Exception as failure:
+                log.exception("request %d: text output failed", request.request_id)
+                reason, error = FinishReason.ERROR, ExecutorFailed(f"text output failed: {failure!r}")
+        event = TokenEvent(
+            request,
+            [] if token_id is None else [token_id],
+            text,
+            None if logprob is None else [logprob],
+            None,
+            reason,
+            error,
+        )
+        if request.prompt_logprobs and error is None and request.num_output_tokens == 1:
+            event.prompt_logprobs = request.prompt_logprobs
+        if reason is not None:
+            self._close(request, event)
+            return
+        try:
+            request.on_event(event)
+        except Exception:
+            log.exception("request %d: on_event raised; the request ends", request.request_id)
+            gone = RequestCancelled("ended because its receiver failed")
+            self._close(request, TokenEvent(request, [], "", finish_reason=FinishReason.CANCELLED, error=gone))
+
+    def _close(self, request: Request, event: TokenEvent) -> None:
+        if request.state is not RequestState.FINISHED:
+            self._finish(request)
+        assert event.finish_reason is not None
+        request.close(event.finish_reason)
+        try:
+            request.on_event(event)
+        except Exception:
+            log.exception("request %d: on_event raised on the final event", request.request_id)
+        self._closed(request)
+
+
+def _text_of(request: Request, token_id: int | None, reason: FinishReason | None) -> tuple[str, FinishReason | None]:
+    """Text released by a token, and why the request ends, if it does: a stop string precedes other reasons.
+
+    The text of a stop token is left out unless the request includes stops in its output.
+    """
+    output = request.output
+    assert output is not None
+    text, stopped = "", False
+    if token_id is not None and (reason is not FinishReason.STOP or request.params.include_stop_str_in_output):
+        text, stopped = output.push((token_id,))
+    if stopped:
+        return text, FinishReason.STOP
+    if reason is not None:
+        text += output.flush()
+    return text, reason

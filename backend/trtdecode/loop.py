@@ -1,0 +1,285 @@
+"""The serving loop: one `step()` = schedule, execute, sample, emit.
+
+`Loop.step` is the plain loop and the reference; `OverlappedLoop` (overlap.py) runs the same parts, but prepares the
+next step and emits the last one while the executor works. All state belongs to the thread that steps; `submit`,
+`drain` and `stop` may be called by any other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from trtdecode.config import ServingConfig
+from trtdecode.emitter import Emitter
+from trtdecode.errors import DeadlineExceeded, ExecutorFailed, RequestCancelled, RequestError
+from trtdecode.executor.base import Batch, BatchResult, Executor
+from trtdecode.kv_cache.manager import KVCacheManager
+from trtdecode.manifest import ModelSpec
+from trtdecode.metrics import LoopMetrics
+from trtdecode.protocols import Sampler
+from trtdecode.recorder import Recorder
+from trtdecode.request import FinishReason, Request, RequestState
+from trtdecode.sampling.stop import check_token_stop
+from trtdecode.scheduler.admission import Admission
+from trtdecode.scheduler.batch import BatchFromSchedule
+from trtdecode.scheduler.scheduler import Schedule, Scheduler
+from trtdecode.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.01  # how often cancellation and deadlines are looked at while nothing can run
+
+
+class Loop:
+    """Serves requests on one executor.
+
+    Args:
+        executor: runs the batches; stays the caller's to close.
+        sampler: chooses tokens.
+        config, spec: limits of the replica and of the model.
+        clock: seconds; the clock of arrival times and deadlines. The simulation passes a virtual one.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        sampler: Sampler,
+        config: ServingConfig,
+        spec: ModelSpec,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        max_num_seqs, max_num_batched_tokens = config.max_num_seqs, config.max_num_batched_tokens
+        self.clock = clock
+        self.kv = KVCacheManager(
+            executor.num_blocks,
+            executor.block_size,
+            max_num_seqs=max_num_seqs,
+            max_context_len=min(config.max_context_len or spec.max_context_len, spec.max_context_len),
+            max_step_tokens=max_num_batched_tokens,
+            window=spec.common_window,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(self.kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self.admission = Admission(config, spec, self.kv)
+        self.metrics = LoopMetrics()
+        self.recorder = Recorder(self.scheduler, config.recorder_steps)
+        self._executor = executor
+        self._sampler = sampler
+        self._eos_token_ids = frozenset(spec.eos_token_ids)
+        self._builder = BatchFromSchedule(
+            self.kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
+        self._emitter = Emitter(self._finish, self._closed)
+        self._polled: dict[int, Request] = {}  # live requests that can be cancelled
+        self._cancel_all = False
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+        self._wake = threading.Event()
+        self._watchdog = Watchdog(config.watchdog_ms, self._on_slow_step)
+
+    # -- any thread -------------------------------------------------------------------------------------------------
+
+    def submit(self, *requests: Request) -> None:
+        """Accepts the requests (the samples of one call: all or none) and returns at once.
+
+        Raises:
+            InvalidRequest, QueueFull, Draining: no event will come. Otherwise each gets exactly one final event.
+        """
+        try:
+            self.admission.submit(requests)
+        except RequestError as error:
+            self.metrics.labelled["trtdecode_requests_refused_total", type(error).__name__] += 1
+            raise
+        self._wake.set()
+
+    def start(self) -> None:
+        """Runs the loop on a thread of its own."""
+        assert self._thread is None, "the loop is running"
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="trtdecode-loop", daemon=True)
+        self._thread.start()
+        self._watchdog.start()
+
+    def drain(self, *, cancel: bool = False, timeout: float | None = None) -> bool:
+        """Refuses new requests, then waits until all others have got their final event.
+
+        Args:
+            cancel: end them now instead of letting them finish.
+            timeout: seconds to let them finish; those left then are cancelled.
+
+        Returns:
+            Whether all finished by themselves in time.
+        """
+        self.admission.close_door()
+        if not cancel and self._wait_empty(timeout):
+            return True
+        self._cancel_all = True
+        self._wake.set()
+        self._wait_empty(None)
+        return False
+
+    def stop(self) -> None:
+        """Ends what is still inside with a cancellation, then the loop's thread. Idempotent."""
+        self.drain(cancel=True)
+        self._is_stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._watchdog.stop()
+
+    def _wait_empty(self, timeout: float | None) -> bool:
+        if self._thread is not None:
+            return self.admission.wait_empty(timeout)
+        end = None if timeout is None else self.clock() + timeout
+        while self.admission.num_inside and (end is None or self.clock() < end):
+            self.step()
+        return self.admission.num_inside == 0
+
+    # -- the loop's thread ------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One turn. Returns whether there was anything to do."""
+        self._intake()
+        plan = self.scheduler.schedule(self.clock())
+        if plan is not None:
+            batch = self._build(plan, self._builder)
+            self._sampler.prepare(plan.sampled)
+            self._apply(plan, self._execute(batch))
+        return self._emitter.flush() or plan is not None
+
+    def _intake(self) -> None:
+        """Lets arrivals in; ends what was cancelled or is too late, waiting or running."""
+        now = self.clock()
+        for request in self.admission.take():
+            request.needs_logits = self._sampler.needs_logits(request)
+            if request.is_cancelled is not bool:
+                self._polled[request.request_id] = request
+            self.recorder.arrived(request)
+            self.metrics.counters["trtdecode_requests_total"] += 1
+            self.scheduler.add(request)
+        for request in [request for request in self._polled.values() if _is_cancelled(request)]:
+            self._end(request, FinishReason.CANCELLED, RequestCancelled())
+        for request in self.admission.expired(now):
+            error = DeadlineExceeded(request.timeout_ms, request.state.value)
+            self._end(request, FinishReason.ERROR, error)
+        if self._cancel_all:
+            for request in [*self.scheduler.running, *self.scheduler.waiting]:
+                self._end(request, FinishReason.CANCELLED, RequestCancelled("cancelled because the model is draining"))
+
+    def _build(self, plan: Schedule, builder: BatchFromSchedule) -> Batch:
+        self.recorder.scheduled(plan)
+        return builder.build(plan)
+
+    def _execute(self, batch: Batch) -> BatchResult | Exception:
+        started = time.perf_counter()
+        try:
+            return self._executor.execute(batch)
+        except Exception as error:
+            log.exception("the executor failed; the requests of its batch end")
+            return error
+        finally:
+            self.metrics.observations["trtdecode_execute_seconds"].append(time.perf_counter() - started)
+
+    def _apply(self, plan: Schedule, outcome: BatchResult | Exception) -> None:
+        """Takes in what a step computed: tokens, stops, published blocks. If it failed, its requests end, no others."""
+        if isinstance(outcome, Exception):
+            self._fail(plan, f"executor {self._executor.name} raised {outcome!r}")
+            return
+        self.scheduler.update(plan)
+        try:
+            samples = self._sampler.sample(outcome, plan.sampled)
+            self._take_prompt_logprobs(plan, outcome)
+        except Exception as error:
+            log.exception("the sampler failed; the requests of its batch end")
+            self._fail(plan, f"sampler raised {error!r}")
+            return
+        now = self.clock()
+        self.metrics.step_done(plan, now)
+        self.recorder.updated(plan, samples.token_ids)
+        for row, (request, token_id) in enumerate(zip(plan.sampled, samples.token_ids, strict=True)):
+            if request.state is RequestState.FINISHED:
+                continue  # ended while the step was in flight
+            if samples.errors and row in samples.errors:
+                self._end(request, FinishReason.ERROR, samples.errors[row])
+                continue
+            logprob = samples.logprobs[row]
+            request.append(token_id, now, logprob)
+            reason = check_token_stop(request, self._eos_token_ids)
+            if reason is not None:
+                self._finish(request)
+            self._emitter.token(request, token_id, logprob, reason)
+
+    def _take_prompt_logprobs(self, plan: Schedule, result: BatchResult) -> None:
+        row = len(plan.sampled)
+        for request, first, end in plan.prompt_ranges:
+            num_top = request.params.prompt_logprobs
+            assert num_top is not None and result.logits is not None
+            logits = result.logits[row : row + end - first]
+            row += end - first
+            next_ids = request.prompt_ids[first + 1 : end + 1]
+            request.add_prompt_logprobs(first + 1, self._sampler.prompt_logprobs(logits, next_ids, num_top))
+
+    def _fail(self, plan: Schedule, text: str) -> None:
+        self.metrics.counters["trtdecode_step_failures_total"] += 1
+        self.recorder.failed(plan, text)
+        for request in plan.requests:
+            if request.state is not RequestState.FINISHED:
+                self._end(request, FinishReason.ERROR, ExecutorFailed(text))
+
+    def _end(self, request: Request, reason: FinishReason, error: RequestError) -> None:
+        self._finish(request)
+        self._emitter.end(request, reason, error)
+
+    def _finish(self, request: Request) -> None:
+        self.recorder.finished(request)
+        self.scheduler.finish(request)
+        self._polled.pop(request.request_id, None)
+
+    def _closed(self, request: Request) -> None:
+        self.metrics.request_closed(request, self.clock())
+        self.admission.left()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._wake.clear()
+            self._watchdog.step_begins()
+            try:
+                is_busy = self.step()
+            except Exception as error:
+                is_busy = True
+                self._recover(error)
+            self._watchdog.step_ends()
+            self.metrics.set_gauges(self.scheduler)
+            if not is_busy:
+                self._wake.wait(_POLL_S if self.admission.num_inside else None)
+
+    def _recover(self, error: Exception) -> None:
+        """The last resort, for faults of our own: every request ends with an error, and the loop starts afresh."""
+        log.exception(
+            "step failed; every request ends and the loop goes on (flight recorder: %s)", self.recorder.save()
+        )
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            self._end(request, FinishReason.ERROR, ExecutorFailed(f"internal error in the loop: {error!r}"))
+        self._emitter.flush()
+
+    def _on_slow_step(self, seconds: float) -> None:
+        """Called by the watchdog's thread, once a slow step."""
+        self.metrics.counters["trtdecode_watchdog_dumps_total"] += 1
+        log.error("a step has been running for %.1f s; flight recorder: %s", seconds, self.recorder.save())
+
+    def check_integrity(self) -> None:
+        """Everything that must hold between two steps. Raises AssertionError."""
+        self.scheduler.check_integrity()
+
+
+def _is_cancelled(request: Request) -> bool:
+    try:
+        return request.is_cancelled()
+    except Exception:
+        log.exception("request %d: is_cancelled raised; the request ends", request.request_id)
+        return True
