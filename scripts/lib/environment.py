@@ -14,6 +14,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,9 +32,11 @@ _NETWORK_HINT = "is the package index reachable? (`pip config list` shows which 
 
 def inputs_digest() -> str:
     """Changes when an install from these sources would differ: dependencies, native code, where the clone lies."""
-    digest = hashlib.sha256(str(ROOT).encode())
-    files = [ROOT / "pyproject.toml", ROOT / "CMakeLists.txt", *sorted((ROOT / "native").rglob("*"))]
-    for path in files:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    # Not the linters' settings: changing those installs nothing.
+    relevant = [project.get("build-system"), project.get("project"), project.get("tool", {}).get("scikit-build")]
+    digest = hashlib.sha256(repr((str(ROOT), relevant)).encode())
+    for path in (ROOT / "CMakeLists.txt", *sorted((ROOT / "native").rglob("*"))):
         if path.is_file():
             digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -59,11 +59,25 @@ def test_extras_add_up(clone: Path) -> None:
     assert installs(clone) == []
 
 
-@pytest.mark.parametrize("changed", ["pyproject.toml", "CMakeLists.txt", "native/sampler.cpp"])
-def test_installs_again_when_an_input_changes(clone: Path, changed: str) -> None:
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ("pyproject.toml", "[project]\ndependencies = ['numpy']\n"),
+        ("pyproject.toml", "[project]\n[tool.scikit-build]\nbuild-dir = 'out'\n"),
+        ("CMakeLists.txt", "project(x)\n"),
+        ("native/sampler.cpp", "int x;\n"),
+    ],
+)
+def test_installs_again_when_an_input_changes(clone: Path, changed: str, text: str) -> None:
     installs(clone, "test")
-    (clone / changed).write_text("changed\n")
+    (clone / changed).write_text(text)
     assert installs(clone) == [f"{clone}[test]"]
+
+
+def test_settings_of_linters_need_no_install(clone: Path) -> None:
+    installs(clone)
+    (clone / "pyproject.toml").write_text("[project]\n[tool.ruff]\nline-length = 120\n")
+    assert installs(clone) == []
 
 
 def test_sources_are_editable_and_need_no_install(clone: Path) -> None:
@@ -81,7 +95,7 @@ def test_damaged_stamp_is_no_stamp(clone: Path, stamp: str) -> None:
 
 def test_interrupted_install_leaves_no_stamp(clone: Path) -> None:
     installs(clone)
-    (clone / "pyproject.toml").write_text("changed\n")
+    (clone / "pyproject.toml").write_text("[project]\nname = 'other'\n")
 
     class Interrupted(RecordingProgress):
         def run(self, command: object, **options: object) -> None:
