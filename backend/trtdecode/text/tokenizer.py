@@ -21,6 +21,7 @@ from trtdecode.text.stop_strings import StopStrings
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"  # newer checkpoints keep it out of the configuration
 
 
 class Tokenizer:
@@ -36,7 +37,10 @@ class Tokenizer:
 
         self.config = config or {}
         self.json_text = tokenizer_json
-        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+        except Exception as error:  # the library raises no narrower type
+            raise ManifestError(f"{TOKENIZER_FILE}: not a tokenizer ({error}); import the model again") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._rules = piece_rules(json.loads(tokenizer_json).get("decoder"))
@@ -45,10 +49,11 @@ class Tokenizer:
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
+        self.adds_bos = self._adds_bos()
 
     @classmethod
     def from_dir(cls, version_dir: Path) -> Tokenizer:
-        """Loads tokenizer.json and, where present, tokenizer_config.json.
+        """Loads tokenizer.json and, where present, tokenizer_config.json and chat_template.jinja.
 
         Raises:
             ManifestError: a file is missing or not what its name says.
@@ -57,30 +62,46 @@ class Tokenizer:
         path = version_dir / TOKENIZER_FILE
         try:
             text = path.read_text("utf-8")
-            config_path = version_dir / CONFIG_FILE
+            config_path, template_path = version_dir / CONFIG_FILE, version_dir / TEMPLATE_FILE
             config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
+            if template_path.is_file():
+                config["chat_template"] = template_path.read_text("utf-8")
         except (OSError, ValueError) as error:
             raise ManifestError(f"{path}: not readable ({error}); import the model again") from error
-        try:
-            return cls(text, config)
-        except (ValueError, KeyError) as error:
-            raise ManifestError(f"{path}: not a tokenizer ({error}); import the model again") from error
+        return cls(text, config)
 
     @property
     def vocab_size(self) -> int:
         """Ids that have a text, added tokens included; the model's vocabulary may be padded beyond it."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """jinja2 sources by name ("default", "tool_use", ...); empty for a model without any."""
+        template = self.config.get("chat_template")
+        if isinstance(template, list):
+            return {entry["name"]: entry["template"] for entry in template}
+        return {"default": template} if template else {}
+
+    @property
+    def special_token_texts(self) -> dict[str, str]:
+        """What templates call bos_token, eos_token, ...: the names in tokenizer_config.json that end in `_token`."""
+        texts = {name: _content_of(value) for name, value in self.config.items() if name.endswith("_token")}
+        return {name: text for name, text in texts.items() if text is not None}
+
     def encode(self, text: str) -> list[int]:
-        """Ids of a raw prompt; special tokens in the text count as such. One BOS at most, also if the text has it."""
-        adds = self.config.get("add_bos_token")
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds is not False).ids
+        """Ids of a raw prompt; special tokens in the text count as such.
+
+        Where the tokenizer adds BOS the prompt begins with exactly one, also if the text has its own.
+        """
+        add_special = self.config.get("add_bos_token") is not False
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
         bos = self.bos_token_id
-        if bos is None:
-            return ids
-        if adds and ids[:1] != [bos]:
-            return [bos, *ids]
-        return ids[1:] if ids[:2] == [bos, bos] else ids
+        if self.adds_bos and bos is not None:
+            while ids[:1] == [bos]:
+                del ids[0]
+            ids.insert(0, bos)
+        return ids
 
     def encode_prompt(self, text: str, field: str = "text_input") -> list[int]:
         """`encode`, for a prompt that must have at least one token. Raises InvalidRequest naming `field`."""
@@ -160,14 +181,25 @@ class Tokenizer:
         token: str | None = self._tokenizer.id_to_token(token_id)
         return b"" if token is None else self._rules.piece(token, first=first)
 
+    def _adds_bos(self) -> bool:
+        """tokenizer_config.json decides where it says so, else what tokenizer.json does to an empty text."""
+        if self.bos_token_id is None:
+            return False
+        said = self.config.get("add_bos_token")
+        if said is not None:
+            return bool(said)
+        return self._tokenizer.encode("").ids[:1] == [self.bos_token_id]
+
     def _named_id(self, name: str) -> int | None:
-        """Id of a token that tokenizer_config.json names, as text or as an object with its content."""
-        value = self.config.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if not isinstance(content, str):
-            return None
-        token_id: int | None = self._tokenizer.token_to_id(content)
+        content = _content_of(self.config.get(name))
+        token_id: int | None = None if content is None else self._tokenizer.token_to_id(content)
         return token_id
+
+
+def _content_of(value: Any) -> str | None:
+    """A token in tokenizer_config.json: its text, or an object that holds it as `content`."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
 
 
 def stop_strings(params: SamplingParams) -> StopStrings | None:
