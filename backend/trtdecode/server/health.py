@@ -12,6 +12,8 @@ from trtdecode.server.processes import StubProcess
 
 #: A counter of ours that grows with every generated token: growth is proof of life without asking.
 PROGRESS_METRIC = "trtdecode_generation_tokens"
+#: What Triton answers for a stub that is gone; its status is that of a bad request.
+_UNHEALTHY = b"is not healthy"
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class Liveness:
                 if self._is_ours(client, model):
                     body = {"text_input": "a", "max_tokens": 1, "exclude_input_in_output": True}
                     answer = client.generate(model, body, self.timeout_s)
-                    if answer.status == 500:
+                    if answer.status == 500 or _UNHEALTHY in answer.body:
                         return f"{model} answered a one-token generate with {answer.body.decode(errors='replace')}"
         except (OSError, http.client.HTTPException, ServerError) as error:
             return f"a one-token generate got no answer ({error or type(error).__name__})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +22,14 @@ from trtdecode.server.backend_dir import BACKEND_NAME, assemble_backend_dir
 from trtdecode.server.client import ServerClient
 from trtdecode.server.locate import ServerInstallation, check_python, library_path, locate_server
 from trtdecode.server.ports import Ports, check_ports, free_ports
+
+log = logging.getLogger(__name__)
+
+_START_ATTEMPTS = 3
+
+
+class _CrashedError(ServerError):
+    """Ended by a signal before it was ready."""
 
 
 class TritonServer:
@@ -105,10 +114,27 @@ class TritonServer:
     def start(self, timeout_s: float = 120.0) -> None:
         """Launches and waits for /v2/health/ready.
 
+        A server that dies of a signal before it has served anything is launched again, twice at most, and the crash is
+        logged as a warning: under load 2.51 sometimes aborts while it starts a stub.
+
         Raises:
             ServerError: busy port, exit during start-up (with the log's own reason), or not ready in time.
         """
         check_ports(self.ports, self.host)
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            self._launch()
+            try:
+                return self._wait_ready(timeout_s)
+            except _CrashedError as error:
+                self.kill()
+                if attempt == _START_ATTEMPTS:
+                    raise
+                log.warning("%s; starting it again (attempt %d)", error, attempt + 1)
+            except BaseException:
+                self.kill()
+                raise
+
+    def _launch(self) -> None:
         self._log = self.log_path.open("ab")
         self._process = subprocess.Popen(
             self.command(),
@@ -118,11 +144,6 @@ class TritonServer:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a group of its own: stopping it can never hit anything else
         )
-        try:
-            self._wait_ready(timeout_s)
-        except BaseException:
-            self.kill()
-            raise
 
     def command(self) -> list[str]:
         """The command line, for the log and for people."""
@@ -156,6 +177,11 @@ class TritonServer:
         deadline = time.monotonic() + timeout_s
         while not self.client.is_ready():
             if not self.is_running:
+                assert self._process is not None
+                status = self._process.returncode
+                if status < 0:
+                    name = signal.Signals(-status).name
+                    raise _CrashedError(f"tritonserver crashed during start-up ({name}; log: {self.log_path})")
                 raise ServerError(f"tritonserver exited during start-up: {self._reason()} (log: {self.log_path})")
             if time.monotonic() > deadline:
                 raise ServerError(
