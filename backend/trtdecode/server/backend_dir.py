@@ -27,13 +27,15 @@ def cache_root() -> Path:
 
 
 def assemble_backend_dir(installation: ServerInstallation, root: Path | None = None) -> Path:
-    """Makes (or finds) the backend directory for one installation; its name is a digest of what it links to.
+    """Makes (or finds) the backend directory for one installation; its name is a digest of what it holds.
 
-    Only symbolic links, so it costs nothing and follows an editable package. Built beside and renamed, so that two
-    servers starting at once both find a complete folder.
+    Folders are symbolic links, so that it follows an editable package; files are copies, because Triton refuses a
+    backend library whose real path lies outside the backend directory. Built beside and renamed, so that two servers
+    starting at once both find a complete folder.
     """
     links = _links(installation)
-    digest = hashlib.sha256(repr(sorted((name, str(path)) for name, path in links.items())).encode()).hexdigest()[:16]
+    facts = sorted((name, str(path), 0 if path.is_dir() else path.stat().st_mtime_ns) for name, path in links.items())
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     target = (root or cache_root() / "backends") / digest
     if _is_complete(target, links):
         return target
@@ -42,7 +44,10 @@ def assemble_backend_dir(installation: ServerInstallation, root: Path | None = N
     for name, path in links.items():
         link = partial / name
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(path)
+        if path.is_dir():
+            link.symlink_to(path)
+        else:
+            shutil.copy2(path, link)
     try:
         partial.rename(target)
     except OSError:  # another process was first, or a damaged folder stands there
@@ -69,4 +74,4 @@ def _links(installation: ServerInstallation) -> dict[str, Path]:
 
 
 def _is_complete(target: Path, links: dict[str, Path]) -> bool:
-    return all((target / name).is_symlink() and (target / name).exists() for name in links)
+    return all((target / name).exists() for name in links)
