@@ -32,6 +32,9 @@ ADAPTERS = {
     "trtdecode.executor.graph_interpreter": {"torch"},
     "trtdecode.executor.torch_operators": {"torch"},
     "trtdecode.gateway": {"fastapi"},
+    "trtdecode.triton_model": {"triton_python_backend_utils"},
+    "trtdecode.triton_metrics": {"triton_python_backend_utils"},
+    "trtdecode.triton_model": {"triton_python_backend_utils"},
 }
 
 #: What a builder may use of the run time: the contracts between the two, never the serving loop.

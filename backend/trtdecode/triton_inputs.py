@@ -81,6 +81,7 @@ class Call:
     params: SamplingParams
     stream: bool = False
     echo: bool = False  # the prompt's text precedes the answer
+    timeout_ms: float = 0.0  # from the parameter `timeout` (microseconds, as Triton's own); 0: not given
     return_finish_reason: bool = False
     return_logprobs: bool = False
     return_cumulative_logprob: bool = False
@@ -110,6 +111,7 @@ def read_call(
     values = {name: _read_tensor(name, array, batched) for name, array in tensors.items()}
     prompt = _prompt(values)
     mapping = _scalar_parameters(parameters)
+    timeout_ms = _timeout_ms(mapping.pop("timeout", None))
     options = {name: mapping.pop(name) for name in _CALL_FIELDS if name in mapping}
     from_json = _sampling_json(values.pop("sampling_parameters", mapping.pop("sampling_parameters", None)))
     for name in _CALL_FIELDS:
@@ -127,7 +129,8 @@ def read_call(
         raise InvalidRequest("return_output_ids", True, "needs n = 1, the samples have different lengths")
     if isinstance(prompt, list):  # token ids in, token ids out; there is no text to repeat
         flags.setdefault("return_output_ids", params.n == 1)
-    return Call(prompt, params, stream=stream, echo=not exclude and isinstance(prompt, str), **flags)
+    echo = not exclude and isinstance(prompt, str)
+    return Call(prompt, params, stream=stream, echo=echo, timeout_ms=timeout_ms, **flags)
 
 
 def _prompt(values: dict[str, Any]) -> str | list[int]:
@@ -202,6 +205,15 @@ def _scalar_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in parameters.items()
         if not name.startswith(_IGNORED_PREFIXES) and name not in _IGNORED_PARAMETERS and "-" not in name
     }
+
+
+def _timeout_ms(value: Any) -> float:
+    """`/generate` hands Triton's `timeout` on as a mere parameter; gRPC makes it `request.timeout()`."""
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidRequest("timeout", value, "must be a whole number of microseconds, 0 or more")
+    return value / 1000
 
 
 def _apply_tensors(values: dict[str, Any], mapping: dict[str, Any], options: dict[str, Any]) -> None:

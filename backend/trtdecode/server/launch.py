@@ -124,7 +124,8 @@ class TritonServer:
         for attempt in range(1, _START_ATTEMPTS + 1):
             self._launch()
             try:
-                return self._wait_ready(timeout_s)
+                self._wait_ready(timeout_s)
+                return
             except _CrashedError as error:
                 self.kill()
                 if attempt == _START_ATTEMPTS:
