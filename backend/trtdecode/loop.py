@@ -191,6 +191,7 @@ class Loop:
             self._fail(plan, f"executor {self._executor.name} raised {outcome!r}")
             return
         self.scheduler.update(plan)
+        outcome = _without_ended(plan, outcome)
         try:
             samples = self._sampler.sample(outcome, plan.sampled)
             self._take_prompt_logprobs(plan, outcome)
@@ -202,8 +203,6 @@ class Loop:
         self.metrics.step_done(plan, now)
         self.recorder.updated(plan, samples.token_ids)
         for row, (request, token_id) in enumerate(zip(plan.sampled, samples.token_ids, strict=True)):
-            if request.state is RequestState.FINISHED:
-                continue  # ended while the step was in flight
             if samples.errors and row in samples.errors:
                 self._end(request, FinishReason.ERROR, samples.errors[row])
                 continue
@@ -275,6 +274,20 @@ class Loop:
     def check_integrity(self) -> None:
         """Everything that must hold between two steps. Raises AssertionError."""
         self.scheduler.check_integrity()
+
+
+def _without_ended(plan: Schedule, result: BatchResult) -> BatchResult:
+    """Takes the sampled requests that ended while the step was in flight out of the plan and their rows out of the
+    result; with the plain loop there are none."""
+    live = [row for row, request in enumerate(plan.sampled) if request.state is not RequestState.FINISHED]
+    num_sampled = len(plan.sampled)
+    if len(live) == num_sampled:
+        return result
+    plan.sampled = [plan.sampled[row] for row in live]
+    logits, argmax = result.logits, result.argmax
+    num_rows = len(logits) if logits is not None else num_sampled
+    rows = [*live, *range(num_sampled, num_rows)]
+    return BatchResult(logits if logits is None else logits[rows], argmax if argmax is None else argmax[rows])
 
 
 def _is_cancelled(request: Request) -> bool:

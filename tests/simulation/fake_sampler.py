@@ -15,7 +15,11 @@ from trtdecode.request import FinishReason, Request, TokenLogprob
 
 def choose(history: int, seed: int, sample_index: int, position: int, vocab_size: int) -> int:
     """The next token: a pure function of what was attended to and of the random key."""
-    return (history ^ (seed * 0x9E3779B1) ^ (sample_index * 0x85EBCA77) ^ (position * 0xC2B2AE3D)) % 0xFFFFFFFB % vocab_size
+    return (
+        (history ^ (seed * 0x9E3779B1) ^ (sample_index * 0x85EBCA77) ^ (position * 0xC2B2AE3D))
+        % 0xFFFFFFFB
+        % vocab_size
+    )
 
 
 class FakeSampler:
@@ -48,9 +52,12 @@ class FakeSampler:
 def solo(request: Request, vocab_size: int, eos: int, window: int) -> tuple[list[int], FinishReason]:
     """What the request generates alone, computed from its tokens without blocks, batches or a loop."""
     tokens = list(request.prompt_ids)
+    buffer = np.zeros(request.max_total_tokens, np.int32)
+    buffer[: len(tokens)] = tokens
     while len(tokens) < request.max_total_tokens:
-        seen = np.array(tokens[-window:] if window else tokens, np.int32)
-        token = choose(history_hash(seen), request.seed, request.sample_index, len(tokens), vocab_size)
+        end = len(tokens)
+        history = history_hash(buffer[max(0, end - window) if window else 0 : end])
+        buffer[end] = token = choose(history, request.seed, request.sample_index, end, vocab_size)
         tokens.append(token)
         if token == eos and not request.params.ignore_eos:
             return tokens[request.num_prompt_tokens :], FinishReason.STOP

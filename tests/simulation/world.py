@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from simulation.fake_executor import FakeExecutor
@@ -60,9 +60,9 @@ class Client:
 
 
 class World:
-    """Everything drawn from `seed`; `loop_class` is Loop or one that must give the same tokens."""
+    """Everything drawn from `seed`; `make_loop` is Loop, or something that must give the same tokens."""
 
-    def __init__(self, seed: int, loop_class: type[Loop] = Loop) -> None:
+    def __init__(self, seed: int, make_loop: Callable[..., Loop] = Loop) -> None:
         rng = self.rng = random.Random(seed)
         self.seed = seed
         self.now = 0.0
@@ -90,10 +90,10 @@ class World:
             enable_prefix_caching=rng.random() < 0.8,
             recorder_steps=16,
         )
-        num_blocks = -(-rng.randint(20, 90) // block_size) + 1
+        num_blocks = -(-rng.randint(20, 80) // block_size) + 1
         self.executor = FakeExecutor(num_blocks, block_size, self.window)
-        self.loop = loop_class(self.executor, FakeSampler(VOCAB_SIZE), config, spec, clock=lambda: self.now)
-        self.load = rng.uniform(0.02, 0.5)  # calls a step
+        self.loop = make_loop(self.executor, FakeSampler(VOCAB_SIZE), config, spec, clock=lambda: self.now)
+        self.load = rng.choice((0.01, 0.03, 0.05, 0.1, 0.3))  # chance of a (or another) call each step
         self.fault_rate = rng.choice((0.0, 0.002, 0.02))
         self.clients: list[Client] = []
         self.systems = [self._tokens(rng.randint(4, 24)) for _ in range(3)]  # shared prefixes
@@ -126,7 +126,7 @@ class World:
         prompt = list(rng.choice(self.systems)) if rng.random() < 0.6 else []
         prompt += self._tokens(rng.randint(0 if prompt else 1, 12))
         params = SamplingParams(
-            max_tokens=rng.choice((None, 1, 2, rng.randint(1, 30))),
+            max_tokens=rng.choice((None, 1, rng.randint(1, 30), rng.randint(1, 60))),
             ignore_eos=rng.random() < 0.3,
             priority=rng.choice((0, 0, 0, 1, 5, -3)),
         )

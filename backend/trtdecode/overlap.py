@@ -1,0 +1,146 @@
+"""OverlappedLoop: the same steps as `Loop`, with the host's work hidden behind the executor's.
+
+    executor   |== step n ===============================|== step n+1 ==========
+    loop       | emit n-1 | prepare n | schedule, build n+1 | sample n, launch n+1 | emit n | ...
+
+When step n+1 is scheduled, the tokens of step n are not known. So its sequences are assumed to go on: their next token
+gets a place in the batch, and its id is filled in just before the launch. A sequence that turns out to have ended in
+step n leaves a dead row in step n+1, whose result is dropped. Dead rows write into blocks that are free again; that is
+harmless, because steps run in order: whoever gets such a block writes it in a later step, before reading it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trtdecode.config import ServingConfig
+from trtdecode.executor.base import Batch, BatchResult, Executor
+from trtdecode.loop import Loop
+from trtdecode.manifest import ModelSpec
+from trtdecode.protocols import Sampler
+from trtdecode.request import RequestState
+from trtdecode.scheduler.batch import BatchFromSchedule, fill_pending
+from trtdecode.scheduler.scheduler import Schedule
+
+log = logging.getLogger(__name__)
+
+Outcome = BatchResult | Exception
+
+
+class Worker(Protocol):
+    """Runs one call at a time, elsewhere or later."""
+
+    def begin(self, call: Callable[[], Outcome]) -> None:
+        """Starts a call; the last one's result has been taken."""
+        ...
+
+    def result(self) -> Outcome:
+        """Waits for the call begun last."""
+        ...
+
+    def close(self) -> None:
+        """Ends the worker. Idempotent."""
+        ...
+
+
+class ThreadWorker:
+    """One thread that makes all executor calls."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], Outcome] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, call: Callable[[], Outcome]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="trtdecode-executor", daemon=True)
+            self._thread.start()
+        self._calls.put(call)
+
+    def result(self) -> Outcome:
+        return self._results.get()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            self._results.put(call())
+
+
+@dataclass(slots=True)
+class _Flight:
+    plan: Schedule
+    batch: Batch
+
+
+class OverlappedLoop(Loop):
+    """`Loop` with one step in flight. The executor is called from the worker's thread only.
+
+    Args:
+        worker: default a thread; the simulation defers calls to the last moment instead, which also shows that no
+            buffer of a batch in flight is touched.
+    """
+
+    def __init__(self, *args: Any, worker: Worker | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._worker = worker or ThreadWorker()
+        self._spare_builder = BatchFromSchedule(
+            self.kv,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
+        )
+        self._flight: _Flight | None = None
+
+    def step(self) -> bool:
+        """One turn: emits step n-1 and prepares step n+1 while step n runs, then takes in n and launches n+1."""
+        flight = self._flight
+        is_busy = self._emitter.flush() or flight is not None
+        if flight is not None:
+            self._sampler.prepare([r for r in flight.plan.sampled if r.state is not RequestState.FINISHED])
+        self._intake()
+        plan = self.scheduler.schedule(self.clock())
+        batch = None if plan is None else self._build(plan, self._next_builder())
+        if flight is not None:
+            self._apply(flight.plan, self._worker.result())
+            self._flight = None
+        if plan is not None and batch is not None:
+            self._launch(plan, batch)
+        return is_busy or plan is not None
+
+    def _next_builder(self) -> BatchFromSchedule:
+        self._builder, self._spare_builder = self._spare_builder, self._builder
+        return self._builder
+
+    def _launch(self, plan: Schedule, batch: Batch) -> None:
+        if all(request.state is RequestState.FINISHED for request in plan.requests):
+            return  # only dead rows: nobody waits for this step
+        fill_pending(batch, plan)
+        self._worker.begin(lambda: self._execute(batch))
+        self._flight = _Flight(plan, batch)
+
+    def _recover(self, error: Exception) -> None:
+        if self._flight is not None:
+            self._worker.result()
+            self._flight = None
+        super()._recover(error)
+
+    def stop(self) -> None:
+        super().stop()
+        if self._flight is not None:
+            self._worker.result()
+            self._flight = None
+        self._worker.close()
+
+
+def make_loop(executor: Executor, sampler: Sampler, config: ServingConfig, spec: ModelSpec) -> Loop:
+    """The loop that `config.overlap` asks for; both give the same tokens."""
+    return (OverlappedLoop if config.overlap else Loop)(executor, sampler, config, spec)
