@@ -45,7 +45,7 @@ class FakeModel(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
                 yield response("🌶", 3, finish_reason="stop")
 
 
-def response(text: str, num_tokens: int, finish_reason: str = "") -> Any:
+def response(text: str, num_tokens: int, finish_reason: str = "None") -> Any:
     """One response as tritonserver sends it: outputs described, contents raw."""
 
     def raw_string(value: str) -> bytes:

@@ -190,9 +190,10 @@ def _chunk_of(response: Any) -> Chunk:
         values = outputs.get(name)
         return values[0] if values else default
 
+    reason = first("finish_reason", b"").decode()
     return Chunk(
         text=first("text_output", b"").decode(),
-        finish_reason=first("finish_reason", b"").decode() or None,
+        finish_reason=None if reason in ("", "None") else reason,  # "None" is vLLM's word for not yet
         num_output_tokens=first("num_output_tokens", 0),
         num_input_tokens=first("num_input_tokens", 0),
         received_at=received_at,
