@@ -33,7 +33,6 @@ ADAPTERS = {
     "trtdecode.executor.torch_operators": {"torch"},
     "trtdecode.gateway": {"fastapi"},
     "trtdecode.triton_model": {"triton_python_backend_utils"},
-    "trtdecode.triton_model": {"triton_python_backend_utils"},
 }
 
 #: What a builder may use of the run time: the contracts between the two, never the serving loop.

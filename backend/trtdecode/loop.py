@@ -122,6 +122,11 @@ class Loop:
         self._wait_empty(None)
         return False
 
+    def resume(self) -> None:
+        """Takes new requests again after a drain that has ended."""
+        self._cancel_all = False
+        self.admission.open_door()
+
     def stop(self) -> None:
         """Ends what is still inside with a cancellation, then the loop's thread. Idempotent."""
         self.drain(cancel=True)

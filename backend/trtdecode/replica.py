@@ -14,9 +14,9 @@ from trtdecode.errors import InvalidRequest
 from trtdecode.executor.base import Executor
 from trtdecode.executor.choice import ExecutorChoice
 from trtdecode.executor.factory import create_executor
-from trtdecode.loop import Loop
 from trtdecode.manifest import ModelSpec, read_manifest
 from trtdecode.metrics import LoopMetrics
+from trtdecode.overlap import make_loop
 from trtdecode.request import FinishReason, Request, TokenEvent, TokenLogprob
 from trtdecode.sampling.params import SamplingParams
 from trtdecode.sampling.sampler import Sampler
@@ -52,7 +52,7 @@ class Replica:
         self.executor = executor
         self.config = config
         self._choice = choice
-        self._loop = Loop(executor, Sampler(spec.eos_token_ids), config, spec)
+        self._loop = make_loop(executor, Sampler(spec.eos_token_ids), config, spec)
         self._max_context_len = min(config.max_context_len or spec.max_context_len, spec.max_context_len)
         longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
         self._max_prompt_bytes = self._max_context_len * longest * _BYTES_MARGIN

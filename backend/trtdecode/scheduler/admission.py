@@ -63,6 +63,11 @@ class Admission:
         with self._lock:
             self._is_draining = True
 
+    def open_door(self) -> None:
+        """Undoes `close_door`."""
+        with self._lock:
+            self._is_draining = False
+
     @property
     def is_draining(self) -> bool:
         return self._is_draining
