@@ -17,6 +17,7 @@ from trtdecode.executor.torch_operators import OPERATORS
 _CAST_TYPES = {6: torch.int32, 7: torch.int64, 9: torch.bool}
 _FLOAT_TYPES = (1, 10, 16)  # FLOAT, FLOAT16, BFLOAT16
 
+Observer = Callable[[str, Tensor], None]
 SeamOperator = Callable[..., Tensor]  # called with (node, *inputs)
 
 
@@ -53,12 +54,18 @@ class GraphInterpreter:
             self._nodes = self._fold_constants(graph)
         self._last_uses = self._find_last_uses()
 
-    def run(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The graph's outputs for these inputs, by name. A value is freed after its last use."""
+    def run(self, feeds: Mapping[str, Tensor], observer: Observer | None = None) -> dict[str, Tensor]:
+        """The graph's outputs for these inputs, by name. A value is freed after its last use.
+
+        Args:
+            observer: called with the name of every computed value and the value (calibration).
+        """
         values: dict[str, Tensor | None] = {**self._constants, **feeds}
         with torch.inference_mode():
             for node, finished in zip(self._nodes, self._last_uses, strict=True):
                 self._run_node(node, values)
+                if observer is not None:
+                    _report(node, values, observer)
                 for name in finished:
                     del values[name]
         return {name: value for name in self._outputs if (value := values[name]) is not None}
@@ -125,6 +132,13 @@ class GraphInterpreter:
             finished.append(tuple(names))
             kept |= names
         return tuple(reversed(finished))
+
+
+def _report(node: Node, values: Mapping[str, Tensor | None], observer: Observer) -> None:
+    for name in node.outputs:
+        value = values.get(name)
+        if value is not None:
+            observer(name, value)
 
 
 def _constant_value(node: Node) -> Array:

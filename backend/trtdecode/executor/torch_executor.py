@@ -6,7 +6,7 @@ is not installed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,7 @@ class TorchExecutor:
         from trtdecode.executor.graph_interpreter import GraphInterpreter
 
         self.block_size = block_size
+        self.observer: Callable[[str, torch.Tensor], None] | None = None  # sees every computed value (calibration)
         self._device = torch.device(device)
         self._dtype = _torch_dtype("precision", dtype)
         self._kv_dtype = _torch_dtype("kv_cache_precision", kv_dtype or dtype)
@@ -91,7 +92,7 @@ class TorchExecutor:
         }
         feeds["logit_indices"] = torch.from_numpy(np.ascontiguousarray(batch.logit_indices)).to(self._device)
         feeds["max_context_len"] = torch.tensor(batch.max_context_len, dtype=torch.int32, device=self._device)
-        logits = self._interpreter.run({**feeds, **self._caches})[GRAPH_OUTPUT]
+        logits = self._interpreter.run({**feeds, **self._caches}, self.observer)[GRAPH_OUTPUT]
         if batch.argmax_only:
             # numpy's and torch's argmax both return the first of equal maxima on a CPU; CUDA's does not promise it.
             best = logits.amax(dim=-1, keepdim=True)
