@@ -66,7 +66,7 @@ class Loop:
         self.scheduler = Scheduler(self.kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         self.admission = Admission(config, spec, self.kv)
         self.metrics = LoopMetrics()
-        self.recorder = Recorder(self.scheduler, config.recorder_steps)
+        self.recorder = Recorder(self.scheduler, spec, config.recorder_steps)
         self._executor = executor
         self._sampler = sampler
         self._eos_token_ids = frozenset(spec.eos_token_ids)
@@ -159,6 +159,7 @@ class Loop:
 
     def _intake(self) -> None:
         """Lets arrivals in; ends what was cancelled or is too late, waiting or running."""
+        self.recorder.step_begins()
         now = self.clock()
         for request in self.admission.take():
             request.needs_logits = self._sampler.needs_logits(request)
@@ -206,7 +207,7 @@ class Loop:
             return
         now = self.clock()
         self.metrics.step_done(plan, now)
-        self.recorder.updated(plan, samples.token_ids)
+        self.recorder.updated(plan, samples)
         for row, (request, token_id) in enumerate(zip(plan.sampled, samples.token_ids, strict=True)):
             if samples.errors and row in samples.errors:
                 self._end(request, FinishReason.ERROR, samples.errors[row])

@@ -8,7 +8,6 @@ either; the pool still compares the block's tokens after a match.
 from __future__ import annotations
 
 import hashlib
-import os
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,13 +25,12 @@ class BlockKey(NamedTuple):
     content: bytes  # the block's token ids as native int32, compared after the digests match
 
 
-def keyed_chain_hash(secret: bytes | None = None) -> ChainHash:
-    """BLAKE2b-128 under `secret` (default: 16 random bytes)."""
-    key = os.urandom(16) if secret is None else secret
+def keyed_chain_hash(secret: bytes) -> ChainHash:
+    """BLAKE2b-128 under `secret`, up to 64 bytes that no client knows."""
     blake2b = hashlib.blake2b
 
     def chain(previous: bytes, content: bytes) -> bytes:
-        return blake2b(previous + content, digest_size=DIGEST_BYTES, key=key).digest()
+        return blake2b(previous + content, digest_size=DIGEST_BYTES, key=secret).digest()
 
     return chain
 

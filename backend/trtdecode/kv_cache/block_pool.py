@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,14 @@ from trtdecode.kv_cache.block_hash import BlockKey
 NULL_BLOCK = 0
 
 BlockIds = npt.NDArray[np.int32]
+
+
+class PoolState(NamedTuple):
+    """What the pool's next answers depend on, besides reference counts (the block tables tell those)."""
+
+    free: list[int]
+    cached: list[int]  # least recently used first
+    keys: list[BlockKey | None]  # by block id
 
 
 class BlockPool:
@@ -125,6 +134,19 @@ class BlockPool:
     def num_unreferenced(self, block_ids: Sequence[int]) -> int:
         """How many of these are cached only: retaining them lowers `num_available` by as many."""
         return sum(block_id in self._cached for block_id in block_ids)
+
+    def state(self) -> PoolState:
+        """A copy, for the flight recorder."""
+        return PoolState(list(self._free), list(self._cached), list(self._keys))
+
+    def restore(self, state: PoolState, ref_counts: BlockIds) -> None:
+        """Takes over a copied state; `ref_counts` [num_blocks] are the references of all block tables."""
+        self._free, self._keys = list(state.free), list(state.keys)
+        self._cached = OrderedDict.fromkeys(state.cached)
+        self._has_key[:] = [key is not None for key in self._keys]
+        self._by_digest = {key.digest: block_id for block_id, key in enumerate(self._keys) if key is not None}
+        self._ref_counts[:] = ref_counts
+        self._ref_counts[NULL_BLOCK] = 0
 
     def assert_writable(self, block_ids: BlockIds) -> None:
         """A step may write only blocks that exactly one sequence has and that no hit can find."""

@@ -13,6 +13,7 @@ but unused is less than one block a sequence, half a block on average.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from trtdecode.errors import InvalidRequest
 from trtdecode.kv_cache.block_hash import BlockKey, ChainHash, content_of, keyed_chain_hash, root_digest
-from trtdecode.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from trtdecode.kv_cache.block_pool import NULL_BLOCK, BlockPool, PoolState
 from trtdecode.request import Request
 
 
@@ -80,6 +81,7 @@ class KVCacheManager:
         max_step_tokens: most tokens of one sequence in one step; only used with a window.
         window: tokens that the widest layer sees if *every* layer slides, else 0 (nothing is freed early).
         enable_prefix_caching: publish full blocks and look prefixes up; forks share blocks either way.
+        chain_secret: of the hash chain; default random. A replay passes the recorded one.
         chain_hash: for tests.
     """
 
@@ -93,6 +95,7 @@ class KVCacheManager:
         max_step_tokens: int = 1,
         window: int = 0,
         enable_prefix_caching: bool = True,
+        chain_secret: bytes | None = None,
         chain_hash: ChainHash | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks)
@@ -103,7 +106,9 @@ class KVCacheManager:
         self.block_tables: npt.NDArray[np.int32] = np.zeros((max_num_seqs, -(-max_context_len // block_size)), np.int32)
         self._max_step_tokens = max_step_tokens
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        self._chain = keyed_chain_hash() if chain_hash is None else chain_hash
+        self.max_context_len = max_context_len
+        self.chain_secret = os.urandom(16) if chain_secret is None else chain_secret
+        self._chain = keyed_chain_hash(self.chain_secret) if chain_hash is None else chain_hash
 
     @property
     def max_cached_tokens(self) -> int:
@@ -314,9 +319,25 @@ class KVCacheManager:
                 num_sequences += 1
         return Waste(num_slots, num_unused, num_sequences)
 
-    def check_integrity(self, running: Iterable[Request]) -> None:
-        """Tables, rows, pool and requests agree. Raises AssertionError."""
+    def free_rows(self) -> list[int]:
+        """Rows without a sequence, the next one to be given out last."""
+        return list(self._free_rows)
+
+    def restore(self, free_rows: list[int], pool: PoolState, running: Iterable[Request]) -> None:
+        """Takes over a recorded state; the running requests' tables are in place."""
+        self._free_rows = list(free_rows)
+        self.pool.restore(pool, self._count_references(running))
+
+    def _count_references(self, running: Iterable[Request]) -> npt.NDArray[np.int32]:
         references = np.zeros(self.pool.num_blocks, np.int32)
+        for request in running:
+            assert request.blocks is not None, f"running request {request.request_id} has no blocks"
+            np.add.at(references, self.block_tables[request.blocks.row, : request.blocks.num_blocks], 1)
+        references[NULL_BLOCK] = 0
+        return references
+
+    def check_integrity(self, running: list[Request]) -> None:
+        """Tables, rows, pool and requests agree. Raises AssertionError."""
         rows = list(self._free_rows)
         for request in running:
             blocks = request.blocks
@@ -330,7 +351,5 @@ class KVCacheManager:
             null = entries == NULL_BLOCK
             assert null[: blocks.num_freed].all() and not null[blocks.num_freed :].any(), "null entry inside the window"
             assert blocks.num_freed <= self._num_outside_window(request.num_scheduled_tokens), "freed inside the window"
-            np.add.at(references, entries, 1)
         assert sorted(rows) == list(range(len(self.block_tables))), "a table row is lost or held twice"
-        references[NULL_BLOCK] = 0
-        self.pool.check_integrity(references)
+        self.pool.check_integrity(self._count_references(running))
