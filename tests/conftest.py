@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["triton_fixtures"]
+
 ROOT = Path(__file__).resolve().parents[1]
 SMOLLM2_VARIABLE = "TRTDECODE_SMOLLM2_GGUF"
 _SMOLLM2_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

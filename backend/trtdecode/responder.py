@@ -19,7 +19,7 @@ class Delta:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason | None = None  # once the sample has ended, in every later delta too
     cumulative_logprob: float = 0.0  # of the whole sample so far
 
     def add(self, event: TokenEvent) -> None:
@@ -88,7 +88,10 @@ class Responder:
     def take(self) -> Part:
         """What is new since the last call; the caller sends it."""
         part = Part(self._deltas, self._num_taken == 0, self._num_running == 0, self._error)
-        self._deltas = [Delta(cumulative_logprob=delta.cumulative_logprob) for delta in self._deltas]
+        self._deltas = [
+            Delta(finish_reason=delta.finish_reason, cumulative_logprob=delta.cumulative_logprob)
+            for delta in self._deltas
+        ]
         self._num_taken += 1
         self._has_news = False
         return part
