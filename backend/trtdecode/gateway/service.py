@@ -1,0 +1,134 @@
+"""From a validated body to Triton and back: routing, replicas, caches. The end points only give it form."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from trtdecode.gateway.answers import Answer, collect
+from trtdecode.gateway.cache import ResponseCache, SemanticCache, cacheable, request_key
+from trtdecode.gateway.errors import GatewayError
+from trtdecode.gateway.prompts import Prompts
+from trtdecode.gateway.replicas import Replicas
+from trtdecode.gateway.routing import Router
+from trtdecode.gateway.schemas import Sampling
+from trtdecode.gateway.settings import GatewaySettings
+from trtdecode.gateway.triton import Generation, Piece, TritonConnection
+
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+@dataclass(slots=True)
+class Job:
+    """One prompt on its way; `headers` tell the client what was decided."""
+
+    generation: Generation
+    headers: dict[str, str]
+
+
+class Service:
+    """One per gateway process; lives on its event loop."""
+
+    def __init__(self, settings: GatewaySettings, router: Router) -> None:
+        self.settings = settings
+        self.prompts = Prompts(settings.model_repository)
+        self.replicas = Replicas(
+            [TritonConnection(url, settings.request_timeout) for url in settings.triton_urls],
+            prefix_affinity=settings.prefix_affinity,
+        )
+        self._router = router
+        entries = settings.response_cache_entries
+        self.cache = ResponseCache(entries, settings.response_cache_ttl)
+        self.semantic = SemanticCache(
+            settings.semantic_cache_threshold, max(entries, 1024), settings.response_cache_ttl
+        )
+
+    async def close(self) -> None:
+        for connection in self.replicas.connections:
+            await connection.close()
+
+    async def models(self) -> list[str]:
+        """Models that are ready on any replica. Raises GatewayError 503 when all are away."""
+        names: set[str] = set()
+        error: GatewayError | None = None
+        for connection in self.replicas.connections:
+            try:
+                names.update(await connection.models())
+            except GatewayError as found:
+                error = found
+        if error is not None and not names:
+            raise error
+        return sorted(names)
+
+    def route(self, request: Request, body: Sampling, num_chars: int) -> tuple[str, dict[str, str]]:
+        """The served model for a body, and the headers that say so."""
+        record = request.state.record
+        model, why = self._router.route(body.model, num_chars, record.fields.get("caller", ""), body.user or "")
+        record.fields["model"] = model
+        return model, {"x-trtdecode-model": model, **({"x-trtdecode-route": why} if why else {})}
+
+    def job(
+        self,
+        request: Request,
+        model: str,
+        prompt: str | list[int],
+        sampling: dict[str, Any],
+        *,
+        num_samples: int,
+        logprobs: bool,
+        headers: dict[str, str],
+    ) -> Job:
+        """One prompt as a generation, with the caller's trace and request id on it."""
+        record = request.state.record
+        if self.settings.log_prompts:
+            record.fields["prompt"] = prompt
+        trace = {name: value for name in _TRACE_HEADERS if (value := request.headers.get(name))}
+        generation = Generation(model, prompt, sampling, num_samples, logprobs, record.request_id, trace)
+        return Job(generation, headers)
+
+    async def stream(self, job: Job) -> AsyncGenerator[Piece]:
+        """Pieces of the answer from the replica that was chosen; closing it cancels the request there."""
+        index, why = await self.replicas.choose_ready(job.generation.prompt)
+        job.headers["x-trtdecode-replica"] = f"{index} {why}"
+        self.replicas.started(index)
+        try:
+            async with contextlib.aclosing(self.replicas.connections[index].generate(job.generation)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self.replicas.ended(index)
+
+    async def answer(self, job: Job) -> Answer:
+        """The whole answer, from a cache where one is on and holds it."""
+        generation = job.generation
+        shape = {"n": generation.num_samples, "logprobs": generation.logprobs}
+        exact = bool(self.settings.response_cache_entries) and cacheable(generation.sampling)
+        key = request_key(generation.model, generation.prompt, generation.sampling, shape)
+        if exact and (found := self.cache.get(key)) is not None:
+            job.headers["x-trtdecode-cache"] = "hit"
+            return found  # type: ignore[no-any-return]
+        vector = scope = None
+        if self.settings.semantic_cache_model and isinstance(generation.prompt, str):
+            vectors, _ = await self.connection.embed(self.settings.semantic_cache_model, [generation.prompt])
+            vector, scope = vectors[0], json.dumps([generation.model, generation.sampling, shape], sort_keys=True)
+            similar = self.semantic.get(scope, vector)
+            if similar is not None:
+                job.headers["x-trtdecode-cache"] = f"semantic {similar[1]:.4f}"
+                return similar[0]  # type: ignore[no-any-return]
+        answer = await collect(self.stream(job), generation.num_samples)
+        if exact:
+            job.headers["x-trtdecode-cache"] = "miss"
+            self.cache.put(key, answer)
+        if vector is not None and scope is not None:
+            self.semantic.put(scope, vector, answer)
+        return answer
+
+    @property
+    def connection(self) -> TritonConnection:
+        """The first replica, for what any of them can do."""
+        return self.replicas.connections[0]

@@ -1,0 +1,176 @@
+"""The only file that talks to Triton: `tritonclient.grpc.aio` streams, one for each generation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc.aio as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from trtdecode.gateway.errors import GatewayError, from_triton
+
+UNAVAILABLE_RETRY_AFTER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One prompt to be continued."""
+
+    model: str
+    prompt: str | list[int]
+    sampling: dict[str, Any]  # the keys of `sampling_parameters`
+    num_samples: int = 1
+    logprobs: bool = False
+    request_id: str = ""
+    trace: dict[str, str] = field(default_factory=dict)  # traceparent and tracestate, passed on as parameters
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one response adds; the lists have one entry a sample."""
+
+    texts: list[str]
+    finish_reasons: list[str | None]
+    num_output_tokens: list[int]
+    num_input_tokens: int
+    logprobs: list[list[dict[str, Any]] | None]  # vLLM's form: a list of {token id: {logprob, rank, decoded_token}}
+
+
+class TritonConnection:
+    """A channel to one server. Made on the event loop that uses it."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self.url = url
+        self._timeout = timeout
+        self._client = grpcclient.InferenceServerClient(url)
+        self._ranks: dict[str, int] = {}
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def is_ready(self) -> bool:
+        """True when the server answers and is ready; never raises."""
+        try:
+            return bool(await asyncio.wait_for(self._client.is_server_ready(), 2))
+        except (InferenceServerException, TimeoutError):
+            return False
+
+    async def models(self) -> list[str]:
+        """Names of the ready models. Raises GatewayError 503 when the server is away."""
+        try:
+            index = await self._client.get_model_repository_index(as_json=True)
+        except InferenceServerException as error:
+            raise _gateway_error(error) from error
+        return sorted({entry["name"] for entry in index.get("models", []) if entry.get("state") == "READY"})
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Piece]:
+        """Streams the answer. Closing the iterator early cancels the request in Triton at once.
+
+        Raises:
+            GatewayError: what Triton said, or 503 when it is away, or 504 after the timeout.
+        """
+        rank = await self._rank(generation.model)
+        responses: Any = self._client.stream_infer(self._requests(generation, rank))
+        try:
+            async with asyncio.timeout(self._timeout):
+                async for result, error in responses:
+                    if error is not None:
+                        raise _gateway_error(error)
+                    piece = _piece(result, generation)
+                    if piece is not None:
+                        yield piece
+        except InferenceServerException as error:
+            raise _gateway_error(error) from error
+        except TimeoutError:
+            raise GatewayError(504, f"no end of the answer within {self._timeout:g} s") from None
+        finally:
+            responses.cancel()
+
+    async def embed(self, model: str, texts: list[str]) -> tuple[list[Any], int]:
+        """One vector (numpy f32) a text, and the number of input tokens. Raises GatewayError."""
+        rank = await self._rank(model)
+
+        async def one(text: str) -> Any:
+            tensor = _tensor("text_input", "BYTES", [text.encode()], rank)
+            try:
+                return await self._client.infer(model, [tensor], client_timeout=self._timeout)
+            except InferenceServerException as error:
+                raise _gateway_error(error) from error
+
+        results = await asyncio.gather(*(one(text) for text in texts))
+        vectors = [result.as_numpy("embedding").reshape(-1) for result in results]
+        counts = [result.as_numpy("num_input_tokens") for result in results]
+        return vectors, sum(int(count.reshape(-1)[0]) for count in counts if count is not None)
+
+    async def _rank(self, model: str) -> int:
+        """1 for models with max_batch_size 0, 2 for the others."""
+        if model not in self._ranks:
+            try:
+                metadata = await self._client.get_model_metadata(model, as_json=True)
+            except InferenceServerException as error:
+                raise _gateway_error(error) from error
+            shapes = {tensor["name"]: tensor.get("shape", []) for tensor in metadata["inputs"]}
+            if "text_input" not in shapes:
+                raise GatewayError(404, f"model {model!r} takes no text_input: it cannot be asked here", param="model")
+            self._ranks[model] = len(shapes["text_input"])
+        return self._ranks[model]
+
+    async def _requests(self, generation: Generation, rank: int) -> AsyncGenerator[dict[str, Any]]:
+        if isinstance(generation.prompt, str):
+            prompt = _tensor("text_input", "BYTES", [generation.prompt.encode()], rank)
+        else:
+            prompt = _tensor("input_ids", "INT32", generation.prompt, rank)
+        sampling = {**generation.sampling, "n": generation.num_samples}
+        flags = ["stream", "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"]
+        flags += ["return_logprobs"] if generation.logprobs else []
+        yield {
+            "model_name": generation.model,
+            "inputs": [
+                prompt,
+                _tensor("sampling_parameters", "BYTES", [json.dumps(sampling).encode()], rank),
+                _tensor("exclude_input_in_output", "BOOL", [True], rank),
+                *(_tensor(flag, "BOOL", [True], rank) for flag in flags),
+            ],
+            "request_id": generation.request_id,
+            "parameters": generation.trace or None,
+        }
+
+
+def _tensor(name: str, datatype: str, values: list[Any], rank: int) -> Any:
+    dtypes: dict[str, Any] = {"BYTES": np.object_, "BOOL": np.bool_, "INT32": np.int32}
+    shape = [len(values)] if rank == 1 else [1, len(values)]
+    tensor = grpcclient.InferInput(name, shape, datatype)
+    tensor.set_data_from_numpy(np.array(values, dtype=dtypes[datatype]).reshape(shape))
+    return tensor
+
+
+def _piece(result: Any, generation: Generation) -> Piece | None:
+    def values(name: str) -> list[Any]:
+        array = result.as_numpy(name)
+        return [] if array is None else array.reshape(-1).tolist()
+
+    texts = [text.decode("utf-8") for text in values("text_output")]
+    if not texts:
+        return None  # the empty final response
+    reasons = [reason.decode() for reason in values("finish_reason")]
+    logprobs = [json.loads(text) for text in values("logprobs")] if generation.logprobs else [None] * len(texts)
+    return Piece(
+        texts=texts,
+        finish_reasons=[None if reason in ("", "None") else reason for reason in reasons],
+        num_output_tokens=values("num_output_tokens"),
+        num_input_tokens=(values("num_input_tokens") or [0])[0],
+        logprobs=logprobs,
+    )
+
+
+def _gateway_error(error: InferenceServerException) -> GatewayError:
+    status = error.status()
+    found = from_triton(status, str(error.message()))
+    if status == "StatusCode.UNAVAILABLE" and "Connection refused" in found.message:
+        return GatewayError(503, "the inference server is away; retry later", retry_after=UNAVAILABLE_RETRY_AFTER)
+    return found
