@@ -39,3 +39,9 @@ def require(purpose: str) -> None:
 def interpreted(function: Any) -> bool:
     """Whether `function` was decorated under TRITON_INTERPRET=1 and so runs on CPU tensors."""
     return type(function).__name__ == "InterpretedFunction"
+
+
+def version() -> str:
+    """triton-lang's version."""
+    require("compile kernels")
+    return str(triton.__version__)

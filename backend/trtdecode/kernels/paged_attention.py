@@ -322,8 +322,13 @@ def _merge_kernel(
     tl.store(target, result.to(output.dtype.element_ty), mask=dim_used)
 
 
-DECODE_ATTEND = Kernel("attend_decode", _attend_kernel, num_warps=4, num_stages=3)
-PREFILL_ATTEND = Kernel("attend_prefill", _attend_kernel, num_warps=4, num_stages=2)
+#: By (decode, wide): four warps, or eight where four would spill (the table of `aot` shows registers and stack).
+ATTEND = {
+    (True, False): Kernel("attend_decode", _attend_kernel, num_warps=4, num_stages=3),
+    (True, True): Kernel("attend_decode", _attend_kernel, num_warps=8, num_stages=3),
+    (False, False): Kernel("attend_prefill", _attend_kernel, num_warps=4, num_stages=2),
+    (False, True): Kernel("attend_prefill", _attend_kernel, num_warps=8, num_stages=2),
+}
 MERGE = Kernel("attend_merge", _merge_kernel, num_warps=1, num_stages=1)
 
 
@@ -376,8 +381,10 @@ def _launch(
     split = decode and workspace.num_splits > 1
     quantised = pages.quantisation != "none"
     tiles = batch.num_sequences if decode else batch.num_tokens // (rows // group_pad) + batch.num_sequences
+    # 64 rows of head_dim 128 need more registers, and so does the conversion of one-byte pages.
+    wide = (dim_pad >= 128 and quantised) if decode else (dim_pad >= 128 or quantised)
     launcher(
-        DECODE_ATTEND if decode else PREFILL_ATTEND,
+        ATTEND[decode, wide],
         (tiles, spec.num_kv_heads, workspace.num_splits if split else 1),
         (
             query,
@@ -409,7 +416,7 @@ def _launch(
             "DIM_PAD": dim_pad,
             "GROUP_PAD": group_pad,
             "ROWS": rows,
-            "TILE": tile_size(dim_pad, query.dtype),
+            "TILE": tile_size(dim_pad, pages),
             "DECODE": decode,
             "SPLIT": split,
             "SOFTCAP": spec.softcap > 0,
@@ -433,7 +440,10 @@ def _launch(
         )
 
 
-def tile_size(dim_pad: int, dtype: torch.dtype) -> int:
-    """Keys of one loop step: 64, fewer where a [tile, head] pair of f32 operands would not fit in registers."""
-    budget = 8192 if dtype.itemsize == 2 else 2048
+def tile_size(dim_pad: int, pages: KvPages) -> int:
+    """Keys of one loop step: 64, or what keeps a [tile, head] pair of operands in registers.
+
+    Converting one-byte values takes registers for both forms, f32 operands take twice as many: fewer keys there.
+    """
+    budget = {1: 4096, 2: 8192, 4: 2048}[pages.key.dtype.itemsize]
     return max(SMALLEST_TILE, min(64, budget // dim_pad))

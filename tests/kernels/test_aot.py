@@ -1,0 +1,103 @@
+"""Real ahead-of-time compilation, in a process of its own since this one interprets. No GPU is needed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from trtdecode.errors import LoadError
+from trtdecode.kernels.aot import SMS, main, resource_table
+from trtdecode.kernels.catalogue import SHAPES, ModelShape, variants_of
+from trtdecode.kernels.cubin import CubinLauncher
+from trtdecode.kernels.cubin_manifest import CubinEntry, read_cubin_manifest
+from trtdecode.kernels.resources import Resources, parse_res_usage
+from trtdecode.manifest import sha256_of
+
+
+def run_aot(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "trtdecode.kernels.aot", "--out", str(out), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_every_sm_without_spills(tmp_path: Path) -> None:
+    done = run_aot(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    entries = read_cubin_manifest(tmp_path)
+    assert {entry.sm for entry in entries} == set(SMS)
+    assert [entry.key for entry in entries if entry.stack_bytes or entry.local_bytes] == []
+    assert {entry.sm for entry in entries if "fp8" in entry.key} == {89, 90, 100, 120}
+    for shape in SHAPES.values():
+        wanted = {variant.key for _, variant in variants_of(shape, "f16", ["f16", "int8", "fp8"])}
+        for sm in (89, 90, 100, 120):
+            assert wanted <= {entry.key for entry in entries if entry.sm == sm}
+    for entry in entries:
+        assert sha256_of(tmp_path / entry.file) == entry.sha256
+        assert 0 < entry.registers <= 255
+        # What a block of each architecture may ask for (CUDA programming guide, compute capabilities).
+        assert entry.shared_bytes <= (99 if entry.sm in (86, 89, 120) else 163) * 1024
+        # global_scratch and profile_scratch of triton-lang 3.9's ABI.
+        assert entry.hidden_pointers == 2
+    table = (tmp_path / "resources.md").read_text()
+    assert len(table.splitlines()) == len(entries) + 2
+    assert len(CubinLauncher(tmp_path, 90, lambda: 0, driver=object())) == sum(entry.sm == 90 for entry in entries)
+
+
+def test_one_kernel_compiles(tmp_path: Path) -> None:
+    """The quick one: a kernel without matrices for one SM, through the same code."""
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from trtdecode.kernels.aot import compile_all\n"
+        "from trtdecode.kernels.catalogue import SHAPES, variants_of\n"
+        "found = variants_of(SHAPES['smollm2-135m'], 'f16', ['int8'])\n"
+        "compile_all([pair for pair in found if pair[0].name == 'kv_write'], [90], Path(sys.argv[1]), 1)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment, check=True, timeout=120)
+    (entry,) = read_cubin_manifest(tmp_path)
+    assert (entry.kernel, entry.sm, entry.entry_point) == ("kv_write", 90, "_kv_write_kernel")
+    assert (tmp_path / entry.file).read_bytes().startswith(b"\x7fELF")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted here")
+def test_interpreted_kernels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", str(tmp_path), "--sm", "90", "--shape", "smollm2-135m", "--kv", "f16"]) == 1
+    assert "TRITON_INTERPRET is set: kernels are interpreted, not compiled; unset it" in capsys.readouterr().err
+
+
+def test_the_catalogue_is_what_serving_launches() -> None:
+    found = variants_of(ModelShape(9, 3, 64, 576), "f16", ["f16", "int8", "fp8"])
+    names = [kernel.name for kernel, _ in found]
+    counts = {name: names.count(name) for name in names}
+    assert counts == {
+        "kv_write": 3,
+        "attend_decode": 6,  # with and without split-K
+        "attend_prefill": 3,
+        "attend_merge": 1,
+        "residual_rmsnorm": 1,
+        "residual_layernorm": 1,
+        "layernorm_gelu": 1,
+    }
+    assert sum(variant.uses_fp8 for _, variant in found) == 4
+
+
+def test_resources_are_read_exactly() -> None:
+    text = (
+        "\nResource usage:\n Common:\n  GLOBAL:0\n Function _kernel:\n"
+        "  REG:21 STACK:8 SHARED:1024 LOCAL:4 CONSTANT[0]:984 TEXTURE:0 SURFACE:0 SAMPLER:0\n"
+    )
+    assert parse_res_usage(text) == {"_kernel": Resources(21, 8, 1024, 4)}
+    assert parse_res_usage(text)["_kernel"].spills
+    for broken in ("", text.replace("STACK", "STOCK")):
+        with pytest.raises(LoadError, match="cuobjdump -res-usage: read 0 of"):
+            parse_res_usage(broken)
+
+
+def test_the_table_has_one_row_an_entry() -> None:
+    entry = CubinEntry(
+        "k", "attend", 90, "f", "0", "e", ("*fp16", "*fp16", "i32"), {"B": 2, "A": True}, 4, 2, 512, 2, 99, 0, 0
+    )
+    assert resource_table([entry]).splitlines()[2] == "| attend | A=True B=2 | *fp16 | 90 | 99 | 0 | 0 | 512 | 4 |"
