@@ -16,7 +16,7 @@ from trtdecode.cli.repository import choose_model, newest_version_dir, versions_
 from trtdecode.client import StreamClient
 from trtdecode.errors import ConfigError, ManifestError
 
-COMMANDS = ("import", "serve", "drain", "chat")
+COMMANDS = ("import", "serve", "drain", "chat", "batch")
 
 
 @pytest.fixture(autouse=True)
