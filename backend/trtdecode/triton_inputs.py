@@ -191,6 +191,7 @@ def _sampling_json(text: Any) -> dict[str, Any]:
         raise InvalidRequest(field, f"{len(text)} characters", f"must be at most {_MAX_PARAMETERS_BYTES}")
     try:
         content = json.loads(text, parse_constant=_refuse_constant(field))
+        json.dumps(content, ensure_ascii=False).encode("utf-8")  # "\\ud800" is half a character: no text has it
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(field, text, f"must be a JSON object ({error})") from None
     if not isinstance(content, dict):
