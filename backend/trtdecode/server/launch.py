@@ -26,6 +26,7 @@ from trtdecode.server.ports import Ports, check_ports, free_ports
 log = logging.getLogger(__name__)
 
 _START_ATTEMPTS = 3
+STUB_TIMEOUT_S = 600
 
 
 class _CrashedError(ServerError):
@@ -160,8 +161,16 @@ class TritonServer:
             *self._control,
             f"--exit-timeout-secs={self.exit_timeout_s}",
             # A prefix of our own tells this server's regions from everybody else's.
-            f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
-            f"--backend-config={BACKEND_NAME},shm-region-prefix-name={self.shm_prefix}",
+            *(
+                f"--backend-config={backend},{setting}"
+                for backend in ("python", BACKEND_NAME)
+                for setting in (
+                    f"shm-region-prefix-name={self.shm_prefix}",
+                    # The default of 30 s is shorter than a cold load on a busy machine, and after it Triton waits for
+                    # ever for a stub that is well and waits for Triton.
+                    f"stub-timeout-seconds={STUB_TIMEOUT_S}",
+                )
+            ),
             *self._extra_arguments,
         ]
 
