@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from trtdecode.cli.repository import choose_model, newest_version_dir, versions_
 from trtdecode.client import StreamClient
 from trtdecode.errors import ConfigError, ManifestError
 
-COMMANDS = ("import", "serve", "drain", "chat", "batch")
+COMMANDS = ("import", "serve", "drain", "chat", "replay", "batch")
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +178,54 @@ def test_conversation_goes_on_after_a_refusal(
     assert "max_tokens: got -1; must be at least 1" in captured.err
     assert "/nonsense: no such command" in captured.err
     assert captured.out.endswith("héllo 🌶\n\n")
+
+
+@pytest.fixture(scope="session")
+def dump(chain_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A flight recorder's file of two finished requests."""
+    from trtdecode.config import ServingConfig
+    from trtdecode.replica import Replica
+    from trtdecode.sampling.params import SamplingParams
+
+    config = ServingConfig(kv_cache_bytes=64 << 20, max_num_seqs=8, num_threads=1)
+    path = tmp_path_factory.mktemp("dump") / "dump.json"
+    with Replica.load(chain_version, config) as replica:
+        replica.generate("!", SamplingParams(temperature=0.0))
+        replica.generate("x", SamplingParams(seed=3, max_tokens=4))
+        replica._loop.recorder.save(path)
+    return path
+
+
+def test_replay_decides_the_same_again(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(dump), "--show"]) == 0
+    text = capsys.readouterr().out
+    assert "steps with 10 tokens replayed, 0 requests generated again" in text
+    assert text.endswith("same as recorded\n")
+
+
+def test_replay_generates_the_same_again(
+    dump: Path, chain_version: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(chain_version, tmp_path / "chain" / "1")
+    assert main(["replay", str(dump), "--model", "chain", "--repository", str(tmp_path), "--show"]) == 0
+    text = capsys.readouterr().out
+    assert "'ABCDE'" in text
+    assert "2 requests generated again" in text
+
+
+def test_replay_shows_what_differs(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(dump.read_text())
+    steps = [entry for entry in content["entries"] if entry[0] == "scheduled"]
+    steps[1][3] = [7]  # tokens of the second step
+    (tmp_path / "changed.json").write_text(json.dumps(content))
+    assert main(["replay", str(tmp_path / "changed.json")]) == 1
+    assert "differs: step 1" in capsys.readouterr().out
+
+
+def test_replay_of_another_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    assert main(["replay", str(tmp_path / "x.json")]) == 1
+    assert "not a flight recorder's dump" in capsys.readouterr().err
 
 
 def test_chat_without_a_template_says_how_to_go_on(tmp_path: Path) -> None:
