@@ -69,7 +69,7 @@ class TokenEvent:
         return self.finish_reason is not None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """One sample being decoded.
 
@@ -120,6 +120,10 @@ class Request:
     output: OutputState | None = None  # detokenizer and stop strings; None: token ids only
     guide: Any = None  # structured output's per-request state
     sampler_state: Any = None  # the sampler's own per-request state (token counts, processors)
+
+    def __repr__(self) -> str:
+        counts = f"{self.num_computed_tokens}/{self.num_scheduled_tokens}/{self.num_tokens}+{self.num_pending}"
+        return f"<Request {self.request_id} {self.state.value} {counts}>"
 
     @property
     def priority(self) -> int:

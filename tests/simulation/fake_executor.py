@@ -11,7 +11,6 @@ import zlib
 
 import numpy as np
 import numpy.typing as npt
-
 from trtdecode.executor.base import Batch, BatchResult
 
 EMPTY = -1

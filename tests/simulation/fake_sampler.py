@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-
 from simulation.fake_executor import history_hash
 from trtdecode.executor.base import BatchResult
 from trtdecode.protocols import SampleResult

@@ -99,24 +99,26 @@ class World:
         self.systems = [self._tokens(rng.randint(4, 24)) for _ in range(3)]  # shared prefixes
 
     def run(self, num_steps: int) -> None:
-        """Steps, then lets everything end, and checks that nothing is left behind."""
+        """Until so many steps are executed; then lets everything end, and checks that nothing is left behind."""
         try:
-            for _ in range(num_steps):
-                self._step()
+            while self.executor.num_steps < num_steps:
+                self.step()
             self._settle()
         except BaseException:
-            print(f"simulation failed: World(seed={self.seed}) after {self.executor.num_steps} executed steps")
+            step = self.executor.num_steps
+            print(f"simulation failed: World(seed={self.seed}) on {type(self.loop).__name__} at step {step}")
             raise
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Perhaps some calls, perhaps a fault; one step; all checks; and the clock moves on."""
         rng = self.rng
-        while rng.random() < self.load:
+        while rng.random() < self.load or not self.loop.admission.num_inside:
             self._call()
         self.executor.fail_next = rng.random() < self.fault_rate
         num_tokens = self.executor.num_tokens
         is_busy = self.loop.step()
         self.loop.check_integrity()
-        self.now += 0.01 + 0.001 * (self.executor.num_tokens - num_tokens) if is_busy else 0.05
+        self.now += 0.01 + 0.001 * (self.executor.num_tokens - num_tokens) if is_busy else 0.01
         if len(self.clients) > 50:
             self._check_finished()
 
