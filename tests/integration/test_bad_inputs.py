@@ -117,7 +117,7 @@ def test_raw_garbage_on_the_end_points(chain_server: RunningServer, neighbour: N
         b'"x"',
         b"\x00\xff",
         b'{"text_input": "\xff"}',
-        json.dumps({"text_input": 5}).encode(),
+        b'{"text_input": 5}',
     ):
         for end_point in ("generate", "generate_stream"):
             answer = chain_server.client.call("POST", f"/v2/models/chain/{end_point}", raw)
