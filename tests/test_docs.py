@@ -1,0 +1,68 @@
+"""The documents name what there is: every parameter, tensor and error code, no file that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from trtdecode.cli import main
+from trtdecode.config import ServingConfig
+from trtdecode.errors import WIRE_STATUS
+from trtdecode.sampling.params import SamplingParams
+from trtdecode.triton_inputs import INPUTS
+from trtdecode.triton_outputs import OUTPUTS
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVING = (ROOT / "docs" / "serving.md").read_text("utf-8")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(ServingConfig), ids=lambda field: field.name)
+def test_parameter_and_its_default(field: dataclasses.Field[object]) -> None:
+    row = re.search(rf"^\| `{field.name}` \| (\S+) \|", SERVING, re.MULTILINE)
+    assert row, f"docs/serving.md has no row for parameter {field.name}"
+    default = str(field.default).lower() if isinstance(field.default, bool | str) else f"{field.default:g}"
+    assert row.group(1) == default
+
+
+def test_no_parameter_that_is_gone() -> None:
+    section = SERVING.split("## Parameters")[1].split("Triton's own fields")[0]
+    documented = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+    assert documented == {field.name for field in dataclasses.fields(ServingConfig)}
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in (*INPUTS, *OUTPUTS)])
+def test_tensor(name: str) -> None:
+    assert f"`{name}`" in SERVING
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])
+def test_sampling_parameter(name: str) -> None:
+    assert f"`{name}`" in SERVING
+
+
+def test_wire_statuses() -> None:
+    rows = re.findall(r"^\|[^|]+\| ([A-Z_]+) \| (\d+) \|$", SERVING, re.MULTILINE)
+    assert {(status.triton_code, str(status.http_status)) for status in WIRE_STATUS.values()} == set(rows)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_scripts_exist(document: Path) -> None:
+    text = document.read_text("utf-8")
+    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    targets += re.findall(r"(?<![\w/.])((?:scripts|docs|tests)/[\w./-]*\w)", text)
+    missing = [target for target in targets if not (ROOT / target).exists() and not (document.parent / target).exists()]
+    assert missing == []
+
+
+def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    named = {
+        command
+        for document in DOCUMENTS
+        for command in re.findall(r"(?:`|^\s*|/)trtdecode ([a-z]+)", document.read_text("utf-8"), re.MULTILINE)
+    }
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert [command for command in sorted(named) if f" {command} " not in text] == []
