@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from trtdecode.executor.attention_spec import AttentionSpec
 from trtdecode.kernels.kv_write import kv_write_reference
 from trtdecode.kernels.launch import Launcher
 from trtdecode.kernels.paged_attention import (
-    AttentionSpec,
     RaggedBatch,
     SplitWorkspace,
     choose_num_splits,
@@ -36,7 +36,8 @@ class Case:
         workspace.output.fill_(float("nan"))  # a partial result that is read but never written shows
         workspace.log_sum.fill_(float("nan"))
         output = torch.full(self.query.shape, float("nan"), dtype=self.query.dtype, device=device)
-        return paged_attention(launcher, self.query, self.pages, self.batch, self.spec, workspace, output)
+        slopes = torch.tensor(self.spec.alibi_slopes, device=device) if self.spec.alibi_slopes else None
+        return paged_attention(launcher, self.query, self.pages, self.batch, self.spec, workspace, output, slopes)
 
     def reference(self) -> torch.Tensor:
         return paged_attention_reference(self.query, self.pages, self.batch, self.spec)
@@ -157,6 +158,12 @@ def test_window_of_four_sees_itself_and_three_more(launcher: Launcher, device: s
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
 def test_softcap(launcher: Launcher, device: str, softcap: float) -> None:
     case = make_case([(90, 1), (20, 20)], replace(GQA3, softcap=softcap, scale=4.0), device)
+    torch.testing.assert_close(case.attend(launcher, 2), case.reference(), atol=2e-5, rtol=1e-4)
+
+
+def test_alibi(launcher: Launcher, device: str) -> None:
+    slopes = (0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625)
+    case = make_case([(90, 1), (20, 20)], replace(GQA3, alibi_slopes=slopes, softcap=5.0), device)
     torch.testing.assert_close(case.attend(launcher, 2), case.reference(), atol=2e-5, rtol=1e-4)
 
 

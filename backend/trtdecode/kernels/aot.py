@@ -21,9 +21,10 @@ from trtdecode.kernels import language
 from trtdecode.kernels.catalogue import ACTIVATIONS, SHAPES, ModelShape, variants_of
 from trtdecode.kernels.cubin_manifest import CubinEntry, write_cubin_manifest
 from trtdecode.kernels.launch import Kernel, Variant
-from trtdecode.kernels.pages import FIRST_FP8_SM, PAGE_DTYPES
+from trtdecode.kernels.pages import PAGE_DTYPES
 from trtdecode.kernels.resources import measure
 from trtdecode.manifest import read_manifest
+from trtdecode.support import KV_CACHE_PRECISIONS
 
 SMS = (80, 86, 89, 90, 100, 120)
 _PARAMETER = re.compile(r"^\s*\.param ", flags=re.MULTILINE)
@@ -96,7 +97,12 @@ def compile_all(
         UnsupportedError: triton-lang is missing or interprets.
     """
     language.require("compile kernels ahead of time")
-    work = [(kernel, v, sm) for kernel, v in variants for sm in sms if sm >= FIRST_FP8_SM or not v.uses_fp8]
+    work = [
+        (kernel, v, sm)
+        for kernel, v in variants
+        for sm in sms
+        if sm >= KV_CACHE_PRECISIONS["fp8"].min_sm or not v.uses_fp8
+    ]
     if any(language.interpreted(kernel.function) for kernel, _, _ in work):
         raise UnsupportedError("TRITON_INTERPRET is set: kernels are interpreted, not compiled; unset it")
     directory.mkdir(parents=True, exist_ok=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from trtdecode.executor.attention_spec import AttentionSpec
 from trtdecode.kernels.kv_write import kv_write
 from trtdecode.kernels.launch import Kernel, RecordingLauncher, Variant
 from trtdecode.kernels.layernorm_gelu import layernorm_gelu
-from trtdecode.kernels.paged_attention import AttentionSpec, RaggedBatch, SplitWorkspace, paged_attention
+from trtdecode.kernels.paged_attention import RaggedBatch, SplitWorkspace, paged_attention
 from trtdecode.kernels.pages import allocate_pages
 from trtdecode.kernels.residual_layernorm import residual_layernorm
 from trtdecode.kernels.residual_rmsnorm import residual_rmsnorm

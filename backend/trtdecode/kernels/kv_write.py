@@ -93,7 +93,7 @@ def kv_write(launcher: Launcher, key: torch.Tensor, value: torch.Tensor, slots: 
     Args:
         key, value: [T, num_kv_heads * head_dim]; rows may be slices of one merged QKV output.
         slots: i64 [T], block * block_size + offset; a negative slot stores nothing.
-        pages: one layer's pages. Two tokens of one call must not share a slot, except in the reserved block.
+        pages: one layer's pages. Two tokens of one call must not share a slot, except in the null block.
     """
     num_tokens, width = key.shape
     assert width == pages.num_kv_heads * pages.head_dim, f"key rows hold {width} values, pages {tuple(pages.key.shape)}"

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trtdecode.executor.attention_spec import AttentionSpec
 from trtdecode.kernels.language import jit, tl
 from trtdecode.kernels.launch import Kernel, Launcher, next_power_of_2
 from trtdecode.kernels.pages import KvPages, dequantise
@@ -29,23 +30,6 @@ from trtdecode.kernels.pages import KvPages, dequantise
 LOG2E = 1.4426950408889634
 #: tl.dot's smallest tile; a decode program has only `group` rows in it.
 SMALLEST_TILE = 16
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """Attributes of the graph's PagedAttention node."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float  # of the scores, usually head_dim ** -0.5
-    sliding_window: int = 0  # position p sees keys p - window + 1 .. p; 0: all
-    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: none
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a KV head; query head h uses KV head h // group."""
-        return self.num_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True)
@@ -86,6 +70,11 @@ class SplitWorkspace:
         )
 
 
+def group_of(spec: AttentionSpec) -> int:
+    """Query heads that share a KV head; query head h uses KV head h // group."""
+    return spec.num_heads // spec.num_kv_heads
+
+
 def choose_num_splits(num_sequences: int, num_kv_heads: int, num_multiprocessors: int, most: int = 32) -> int:
     """Splits that give every multiprocessor about two programs: a power of two in 1..most.
 
@@ -113,12 +102,14 @@ def paged_attention_reference(
         if spec.sliding_window:
             visible &= slot > position - spec.sliding_window
         for head in range(spec.num_heads):
-            kv_head, columns = head // spec.group, slice(head * spec.head_dim, (head + 1) * spec.head_dim)
+            kv_head, columns = head // group_of(spec), slice(head * spec.head_dim, (head + 1) * spec.head_dim)
             k = keys[blocks, kv_head].reshape(-1, spec.head_dim)[:context]
             v = values[blocks, kv_head].reshape(-1, spec.head_dim)[:context]
             scores = query[begin:end, columns].to(torch.float32) @ k.T * spec.scale
             if spec.softcap:
                 scores = spec.softcap * torch.tanh(scores / spec.softcap)
+            if spec.alibi_slopes:
+                scores = scores - spec.alibi_slopes[head] * (position - slot)
             weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
             output[begin:end, columns] = weights @ v
     return output.to(query.dtype)
@@ -148,6 +139,7 @@ def _attend_kernel(
     value_pages,
     key_scales,
     value_scales,
+    slopes,
     output,
     partial_output,
     partial_log_sum,
@@ -173,6 +165,7 @@ def _attend_kernel(
     DECODE: tl.constexpr,
     SPLIT: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     QUANTISATION: tl.constexpr,
 ):
     TOKENS: tl.constexpr = ROWS // GROUP_PAD
@@ -221,6 +214,8 @@ def _attend_kernel(
         first_tile = first_tile + split * share
         end_tile = tl.minimum(end_tile, first_tile + share)
 
+    if ALIBI:
+        slope = tl.load(slopes + head, mask=row_used, other=0.0)
     table = block_indices + tl.load(block_begins + sequence)
     slot_in_tile = tl.arange(0, TILE)
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -245,6 +240,8 @@ def _attend_kernel(
             decayed = tl.exp(-2.0 * tl.abs(scores) / softcap)
             capped = softcap * (1.0 - decayed) / (1.0 + decayed)
             scores = tl.where(scores < 0, -capped, capped)
+        if ALIBI:
+            scores -= slope[:, None] * (position[:, None] - slot[None, :]).to(tl.float32)
         visible = slot_used[None, :] & (slot[None, :] <= position[:, None])
         if sliding_window > 0:
             visible &= slot[None, :] > position[:, None] - sliding_window
@@ -340,6 +337,7 @@ def paged_attention(
     spec: AttentionSpec,
     workspace: SplitWorkspace,
     output: torch.Tensor,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attends with every new token of the batch; its own K and V must already be in the pages (kv_write).
 
@@ -347,6 +345,7 @@ def paged_attention(
         query: [T, num_heads * head_dim]; rows may be slices of one merged QKV output.
         workspace: for at least B sequences; one split means no split-K.
         output: [T, num_heads * head_dim], query's dtype, written in full.
+        slopes: f32 [num_heads], spec.alibi_slopes on the device; None where the spec has none.
 
     Returns:
         output.
@@ -356,11 +355,12 @@ def paged_attention(
     assert num_tokens == batch.num_tokens and output.shape == query.shape
     assert (pages.num_kv_heads, pages.head_dim) == (spec.num_kv_heads, spec.head_dim)
     assert query.stride(1) == 1 and output.stride(1) == 1, "a row's values must be contiguous"
+    assert (slopes is not None) == bool(spec.alibi_slopes), "slopes must be given where the spec has them"
     assert workspace.output.shape[0] >= batch.num_sequences, "the workspace holds too few sequences"
     if batch.has_decode:
-        _launch(launcher, query, pages, batch, spec, workspace, output, decode=True)
+        _launch(launcher, query, pages, batch, spec, workspace, output, slopes, decode=True)
     if batch.has_prefill:
-        _launch(launcher, query, pages, batch, spec, workspace, output, decode=False)
+        _launch(launcher, query, pages, batch, spec, workspace, output, slopes, decode=False)
     return output
 
 
@@ -372,10 +372,12 @@ def _launch(
     spec: AttentionSpec,
     workspace: SplitWorkspace,
     output: torch.Tensor,
+    slopes: torch.Tensor | None,
     *,
     decode: bool,
 ) -> None:
-    group_pad = next_power_of_2(spec.group)
+    group = group_of(spec)
+    group_pad = next_power_of_2(group)
     dim_pad = max(SMALLEST_TILE, next_power_of_2(spec.head_dim))
     rows = max(SMALLEST_TILE, group_pad) if decode else max(64, group_pad)
     split = decode and workspace.num_splits > 1
@@ -393,6 +395,7 @@ def _launch(
             # Unquantised pages have no scales; the pointer is then never used.
             pages.key_scale if quantised else pages.key,
             pages.value_scale if quantised else pages.value,
+            workspace.log_sum if slopes is None else slopes,  # a pointer of the right type, unused without slopes
             output,
             workspace.output,
             workspace.log_sum,
@@ -411,7 +414,7 @@ def _launch(
         ),
         {
             "HEAD_DIM": spec.head_dim,
-            "GROUP": spec.group,
+            "GROUP": group,
             "BLOCK_SIZE": pages.block_size,
             "DIM_PAD": dim_pad,
             "GROUP_PAD": group_pad,
@@ -420,6 +423,7 @@ def _launch(
             "DECODE": decode,
             "SPLIT": split,
             "SOFTCAP": spec.softcap > 0,
+            "ALIBI": slopes is not None,
             "QUANTISATION": pages.quantisation,
         },
     )

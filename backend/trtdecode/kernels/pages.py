@@ -6,8 +6,8 @@ whatever block the table names; a head of a block can be moved as one copy. int8
 each (block, head, slot), written with the token: a block is append-only and never has to be quantised again, no
 calibration is needed, and the dequantisation is one multiply of a score (keys) or a weight (values).
 
-The pool holds one block more than the KV cache manager knows, `reserved_block`: padding rows of a captured batch
-write there.
+Block 0 is the null block of `executor/base.py`: padding rows of a captured batch write there, and nobody reads it
+(entries of a table that a window has passed point to it, and are masked).
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-
-from trtdecode.errors import UnsupportedError
 
 #: `kv_cache_precision` -> what a page stores.
 PAGE_DTYPES = {
@@ -29,24 +27,19 @@ PAGE_DTYPES = {
 #: The largest magnitude of a quantised value: one scale is absmax / limit.
 QUANTISED_LIMITS = {"int8": 127.0, "fp8": 448.0}
 SCALE_BYTES = 4
+NULL_BLOCK = 0
 #: Rows with a smaller scale read back as zeros: the reciprocal of a subnormal scale would overflow.
 SMALLEST_SCALE = 1e-30
-FIRST_FP8_SM = 89
 
 
 @dataclass(frozen=True)
 class KvPages:
     """K and V of one layer. Tensors belong to the executor's pool."""
 
-    key: torch.Tensor  # [num_blocks + 1, num_kv_heads, block_size, head_dim], a dtype of PAGE_DTYPES
+    key: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim], a dtype of PAGE_DTYPES
     value: torch.Tensor  # same shape and dtype
-    key_scale: torch.Tensor | None = None  # f32 [num_blocks + 1, num_kv_heads, block_size], quantised pages only
+    key_scale: torch.Tensor | None = None  # f32 [num_blocks, num_kv_heads, block_size], quantised pages only
     value_scale: torch.Tensor | None = None
-
-    @property
-    def reserved_block(self) -> int:
-        """Block that padding rows write to and nobody reads."""
-        return int(self.key.shape[0]) - 1
 
     @property
     def num_kv_heads(self) -> int:
@@ -71,7 +64,7 @@ class KvPages:
 def allocate_pages(
     precision: str, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, device: str
 ) -> KvPages:
-    """Zeroed pages of one layer: `num_blocks` blocks, the last of which is the reserved one."""
+    """Zeroed pages of one layer (what is masked is still multiplied by 0, so it must be finite)."""
     shape = (num_blocks, num_kv_heads, block_size)
     key, value = (torch.zeros((*shape, head_dim), dtype=PAGE_DTYPES[precision], device=device) for _ in range(2))
     if precision not in QUANTISED_LIMITS:
@@ -85,25 +78,6 @@ def page_bytes(precision: str, num_kv_heads: int, block_size: int, head_dim: int
     values = num_kv_heads * block_size * head_dim * int(PAGE_DTYPES[precision].itemsize)
     scales = num_kv_heads * block_size * SCALE_BYTES if precision in QUANTISED_LIMITS else 0
     return 2 * (values + scales)
-
-
-def check_precision(precision: str, sm: int | None) -> None:
-    """Refuses what the device cannot hold.
-
-    Args:
-        sm: 89 for compute capability 8.9; None for a CPU, where every precision is interpreted.
-
-    Raises:
-        UnsupportedError: unknown precision, or fp8 before SM 89 (names int8).
-    """
-    if precision not in PAGE_DTYPES:
-        raise UnsupportedError(
-            f"kv_cache_precision {precision!r} is not one of {', '.join(PAGE_DTYPES)} on a GPU; choose one of them"
-        )
-    if precision == "fp8" and sm is not None and sm < FIRST_FP8_SM:
-        raise UnsupportedError(
-            f"kv_cache_precision fp8 needs SM {FIRST_FP8_SM} or later, this GPU is SM {sm}; use kv_cache_precision int8"
-        )
 
 
 def quantise_reference(values: torch.Tensor, quantisation: str) -> tuple[torch.Tensor, torch.Tensor]:
