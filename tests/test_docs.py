@@ -10,8 +10,10 @@ import pytest
 from trtdecode.cli import main
 from trtdecode.config import ServingConfig
 from trtdecode.errors import WIRE_STATUS
+from trtdecode.metrics import METRICS, MetricSpec
 from trtdecode.sampling.params import SamplingParams
 from trtdecode.triton_inputs import INPUTS
+from trtdecode.triton_metrics import RESTARTS
 from trtdecode.triton_outputs import OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +43,12 @@ def test_tensor(name: str) -> None:
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])
 def test_sampling_parameter(name: str) -> None:
     assert f"`{name}`" in SERVING
+
+
+@pytest.mark.parametrize("metric", [*METRICS, RESTARTS], ids=lambda metric: metric.name)
+def test_metric(metric: MetricSpec) -> None:
+    label = f" Label `{metric.label}`." if metric.label else ""
+    assert f"| `{metric.name}` | {metric.kind} | {metric.help}{label} |\n" in SERVING
 
 
 def test_wire_statuses() -> None:
