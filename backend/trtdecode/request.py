@@ -113,13 +113,17 @@ class Request:
     last_token_time: float | None = None
     finish_reason: FinishReason | None = None
     cumulative_logprob: float = 0.0
-    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)  # filled chunk by chunk
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)  # sample 0's; filled chunk by chunk
     blocks: SequenceBlocks | None = None  # KV blocks; the cache manager's
     block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks, as far as they were needed
     needs_logits: bool = True  # False: an argmax is enough (Sampler.needs_logits)
     output: OutputState | None = None  # detokenizer and stop strings; None: token ids only
     guide: Any = None  # structured output's per-request state
     sampler_state: Any = None  # the sampler's own per-request state (token counts, processors)
+
+    def __post_init__(self) -> None:
+        if self.params.prompt_logprobs is not None and self.sample_index == 0:
+            self.prompt_logprobs = [None]  # nothing predicts the first token
 
     def __repr__(self) -> str:
         counts = f"{self.num_computed_tokens}/{self.num_scheduled_tokens}/{self.num_tokens}+{self.num_pending}"
@@ -207,8 +211,6 @@ class Request:
 
     def add_prompt_logprobs(self, position: int, logprobs: list[TokenLogprob]) -> None:
         """Log-probabilities of the prompt's tokens from `position` on; those known before (preemption) are skipped."""
-        if not self.prompt_logprobs:
-            self.prompt_logprobs.append(None)  # nothing predicts the first token
         self.prompt_logprobs.extend(logprobs[len(self.prompt_logprobs) - position :])
 
     def preempt(self) -> None:
