@@ -21,7 +21,7 @@ MAX_N = 128  # OpenAI's
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's default
 MAX_TEMPERATURE = 1e4
 MAX_PENALTY = 2.0  # OpenAI's, for presence and frequency
-MAX_REPETITION_PENALTY = 1e3
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-2, 1e2
 MAX_STOP_STRINGS = 2048
 MAX_STOP_CHARACTERS = 1024  # each
 MAX_STOP_TOKEN_IDS = 1024
@@ -70,7 +70,7 @@ def parse_params(mapping: Mapping[str, Any], *, vocab_size: int, defaults: Sampl
         elif name in NEUTRAL:
             _require_neutral(name, value)
         else:
-            raise InvalidRequest(name, value, _suggestion(name))
+            raise InvalidRequest(_shown(name), value, _suggestion(name))
     params = dataclasses.replace(defaults, **fields)
     _check_together(params)
     return params
@@ -120,7 +120,7 @@ def _flatten_guides(given: dict[str, Any]) -> dict[str, Any]:
             elif kind in _GUIDE_KINDS:
                 given[f"guided_{kind}"] = guide
             else:
-                raise InvalidRequest(f"{group}.{kind}", guide, f"must be one of {', '.join(_GUIDE_KINDS)}")
+                raise InvalidRequest(f"{group}.{_shown(kind)}", guide, f"must be one of {', '.join(_GUIDE_KINDS)}")
     return given
 
 
@@ -131,9 +131,14 @@ def _require_neutral(name: str, value: Any) -> None:
         raise InvalidRequest(name, value, f"is not supported; leave it out or send {neutral[0]!r}")
 
 
+def _shown(name: str) -> str:
+    """An unknown key as an error's field: any text may be one."""
+    return name if name.isidentifier() and len(name) <= 64 else f"{name[:64]!r}"
+
+
 def _suggestion(name: str) -> str:
     known = [*_FIELDS, *_TOKEN_FIELDS, *ALIASES, *_GUIDE_GROUPS]
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    nearest = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.6)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(sorted(known))}"
     return f"is not a sampling parameter; {hint}"
 
@@ -209,7 +214,7 @@ _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "top_k": _top_k,
     "top_p": number_in(0.0, 1.0),
     "min_p": number_in(0.0, 1.0),
-    "repetition_penalty": number_in(0.0, MAX_REPETITION_PENALTY, open_low=True),
+    "repetition_penalty": number_in(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
     "presence_penalty": number_in(-MAX_PENALTY, MAX_PENALTY),
     "frequency_penalty": number_in(-MAX_PENALTY, MAX_PENALTY),
     "seed": _seed,

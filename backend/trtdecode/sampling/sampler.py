@@ -1,7 +1,4 @@
-"""Chooses tokens for the loop: greedy rows at once, the others by the native module or by plain numpy.
-
-Both ways give the same tokens (`weights.py` says why); the numpy one is the reference.
-"""
+"""Chooses tokens for the loop (`protocols.Sampler`): states, rows, errors. `rows.py` does the arithmetic."""
 
 from __future__ import annotations
 
@@ -14,22 +11,24 @@ from trtdecode.errors import ExecutorFailed, InvalidRequest, RequestError
 from trtdecode.executor.base import BatchResult
 from trtdecode.protocols import SampleResult
 from trtdecode.request import Request, TokenLogprob
-from trtdecode.sampling.logprobs import row_logprob, rows_logprobs
-from trtdecode.sampling.philox import uniform
-from trtdecode.sampling.stages import choose, edit_logits
+from trtdecode.sampling.native_rows import row_sampler
+from trtdecode.sampling.rows import RowSampler
+from trtdecode.sampling.stages import NO_TOKEN_LEFT
 from trtdecode.sampling.state import SamplerState
-from trtdecode.sampling.weights import FloatRow
 
 
 class Sampler:
-    """The loop's sampler (`protocols.Sampler`).
+    """One model's sampler. Keeps nothing itself: what it remembers lives on `request.sampler_state`.
 
     Args:
-        eos_token_ids: tokens that min_tokens keeps back besides a request's own stop_token_ids.
+        eos_token_ids: tokens that min_tokens keeps back, besides a request's own stop_token_ids.
+        num_threads: for the native rows; 0: as many as there are processors, at most 4.
+        rows: another way to work on rows, for tests.
     """
 
-    def __init__(self, eos_token_ids: Collection[int]) -> None:
+    def __init__(self, eos_token_ids: Collection[int], *, num_threads: int = 0, rows: RowSampler | None = None) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._rows = rows or row_sampler(num_threads)
 
     def needs_logits(self, request: Request) -> bool:
         """False when an argmax from the executor is all that this request will ever need."""
@@ -37,7 +36,7 @@ class Sampler:
         return not params.greedy or params.logprobs is not None or not self._state(request).is_plain
 
     def prepare(self, requests: Sequence[Request]) -> None:
-        """Computes the grammar masks of guided requests for their next token."""
+        """Computes the grammar masks of guided requests for their next token; cheap when done already."""
         for request in requests:
             if request.guide is not None:
                 request.guide.prepare(request.output_ids)
@@ -48,23 +47,20 @@ class Sampler:
             assert result.argmax is not None, "the executor returned neither logits nor argmax"
             return SampleResult(result.argmax[: len(requests)].tolist(), [None] * len(requests))
         self.prepare(requests)
-        sampled = SampleResult([0] * len(requests), [None] * len(requests))
-        for row, request in enumerate(requests):
-            try:
-                sampled.token_ids[row] = self._choose(result.logits[row], request)
-            except RequestError as error:
-                sampled.errors[row] = error
-                continue
-            if request.params.logprobs is not None:
-                num_top = request.params.logprobs
-                sampled.logprobs[row] = row_logprob(result.logits[row], sampled.token_ids[row], num_top)
-        return sampled
+        states = [self._state(request) for request in requests]
+        token_ids = self._rows.choose(result.logits, requests, states)
+        errors = {row: _error_of(token_id, requests[row]) for row, token_id in enumerate(token_ids) if token_id < 0}
+        logprobs = self._logprobs(result.logits, requests, token_ids)
+        return SampleResult(token_ids, logprobs, errors)
 
     def prompt_logprobs(
         self, logits: npt.NDArray[np.float32], token_ids: Sequence[int], num_top: int
     ) -> list[TokenLogprob]:
-        """Log-probability of token_ids[i] under row i of logits [P, V], with the `num_top` best."""
-        return rows_logprobs(logits, token_ids, num_top)
+        """Log-probability of token_ids[i] under row i of logits [P, V], with the `num_top` best.
+
+        Row i is the model's output after prompt token i, and token_ids[i] is prompt token i + 1.
+        """
+        return self._rows.logprobs(logits, range(len(token_ids)), token_ids, num_top)
 
     def _state(self, request: Request) -> SamplerState:
         if request.sampler_state is None:
@@ -72,22 +68,27 @@ class Sampler:
         state: SamplerState = request.sampler_state
         return state
 
-    def _choose(self, row: FloatRow, request: Request) -> int:
-        if not np.isfinite(row.max()):
-            raise ExecutorFailed(f"logits of request {request.request_id} are not finite; see the server's log")
-        state = self._state(request)
-        if not state.is_plain:
-            row = edit_logits(row, request.params, state.edits(request))
-        greedy = request.params.greedy
-        u = 0.0 if greedy else uniform(request.seed, request.sample_index, request.num_tokens)
-        token_id = choose(row, request.params, u)
-        if token_id < 0:
-            raise no_token_left(request)
-        return token_id
+    def _logprobs(
+        self, logits: npt.NDArray[np.float32], requests: Sequence[Request], token_ids: Sequence[int]
+    ) -> list[TokenLogprob | None]:
+        wanted = [
+            (row, request.params.logprobs)
+            for row, (request, token_id) in enumerate(zip(requests, token_ids, strict=True))
+            if request.params.logprobs is not None and token_id >= 0
+        ]
+        found: list[TokenLogprob | None] = [None] * len(requests)
+        for num_top in {count for _, count in wanted}:
+            rows = [row for row, count in wanted if count == num_top]
+            for row, logprob in zip(
+                rows, self._rows.logprobs(logits, rows, [token_ids[row] for row in rows], num_top), strict=True
+            ):
+                found[row] = logprob
+        return found
 
 
-def no_token_left(request: Request) -> RequestError:
-    """The error of a request whose own restrictions exclude every token."""
+def _error_of(code: int, request: Request) -> RequestError:
+    if code != NO_TOKEN_LEFT:
+        return ExecutorFailed(f"logits of request {request.request_id} are not finite; see the server's log")
     params = request.params
-    field = "guided decoding" if request.guide is not None else "bad_words" if params.bad_words else "logit_bias"
-    return InvalidRequest(field, request.num_output_tokens, "output tokens, and no token may follow; loosen it")
+    field = "guide" if request.guide is not None else "bad_words" if params.bad_words else "min_tokens"
+    return InvalidRequest(field, f"{request.num_output_tokens} output tokens", "leaves no token that may follow")

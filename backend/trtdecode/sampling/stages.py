@@ -20,6 +20,10 @@ from trtdecode.sampling.weights import FloatRow, IdRow, leading, scaled_logits, 
 
 Ids = npt.NDArray[np.int32]
 
+# What `choose` says instead of a token.
+NO_TOKEN_LEFT = -1  # every token is excluded
+NOT_FINITE = -2  # the row holds NaN or +inf
+
 
 def no_ids() -> Ids:
     return np.empty(0, np.int32)
@@ -69,9 +73,10 @@ def penalize(row: FloatRow, params: SamplingParams, seen_ids: Ids, seen_counts: 
         return
     values = row[seen_ids]
     repetition = np.float32(params.repetition_penalty)
-    values = np.where(values > 0, values / repetition, values * repetition)
-    values = values - np.float32(params.frequency_penalty) * seen_counts.astype(np.float32)
-    values = values - np.float32(params.presence_penalty) * (seen_counts > 0).astype(np.float32)
+    with np.errstate(over="ignore"):
+        values = np.where(values > 0, values / repetition, values * repetition)
+        values = values - np.float32(params.frequency_penalty) * seen_counts.astype(np.float32)
+        values = values - np.float32(params.presence_penalty) * (seen_counts > 0).astype(np.float32)
     row[seen_ids] = values
 
 
@@ -115,10 +120,12 @@ def draw(row: FloatRow, peak: np.float32, ids: IdRow, temperature: float, u: flo
 
 
 def choose(row: FloatRow, params: SamplingParams, u: float) -> int:
-    """Picks from edited logits [V] that hold no NaN; returns -1 when no token is left (all -inf)."""
-    best = int(row.argmax())
+    """A token id from edited logits [V], or NO_TOKEN_LEFT, or NOT_FINITE."""
+    best = int(row.argmax())  # the first NaN, if there is one
     if row[best] == -np.inf:
-        return -1
+        return NO_TOKEN_LEFT
+    if not np.isfinite(row[best]):
+        return NOT_FINITE
     if params.greedy:
         return best
     return draw(row, row[best], kept_ids(row, row[best], params), params.temperature, u)

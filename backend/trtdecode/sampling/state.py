@@ -5,6 +5,8 @@ The state lives on `request.sampler_state`. Preemption does not touch it, becaus
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from trtdecode.request import Request
@@ -55,10 +57,11 @@ class SamplerState:
     def __init__(self, request: Request, stop_ids: frozenset[int]) -> None:
         params = request.params
         self.counts = TokenCounts(request.prompt_ids) if params.penalized else None
-        self._bias_ids: Ids = np.array([token for token, _ in params.logit_bias], np.int32)
-        self._bias_values: FloatRow = np.array([bias for _, bias in params.logit_bias], np.float32)
+        self.bias_ids: Ids = np.array([token for token, _ in params.logit_bias], np.int32)
+        self.bias_values: FloatRow = np.array([bias for _, bias in params.logit_bias], np.float32)
         self._stop_ids = sorted(stop_ids | set(params.stop_token_ids)) if params.min_tokens else []
         self._bad_words = request.bad_word_ids
+        self.native_task: Any = None  # native_rows.py's object for this request
         #: No edit at any step: the row of the executor is read in place.
         self.is_plain = not (
             params.penalized or params.logit_bias or params.min_tokens or self._bad_words or request.guide is not None
@@ -66,7 +69,7 @@ class SamplerState:
 
     def edits(self, request: Request) -> RowEdits:
         """The edits for the token after `request.output_ids`."""
-        edits = RowEdits(bias_ids=self._bias_ids, bias_values=self._bias_values)
+        edits = RowEdits(bias_ids=self.bias_ids, bias_values=self.bias_values)
         banned = self._banned(request)
         if banned:
             edits.banned_ids = np.array(banned, np.int32)

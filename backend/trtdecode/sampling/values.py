@@ -78,14 +78,13 @@ def integer_in(low: int, high: int, phrase: str = "") -> Callable[[str, Any], in
     return parse
 
 
-def number_in(low: float, high: float, *, open_low: bool = False) -> Callable[[str, Any], float]:
-    """Parser of a number in [low, high], or in (low, high]."""
-    limit = f"must be in {'(' if open_low else '['}{low:g}, {high:g}]"
+def number_in(low: float, high: float) -> Callable[[str, Any], float]:
+    """Parser of a number in [low, high]."""
 
     def parse(name: str, value: Any) -> float:
         x = number(name, value)
-        if not low <= x <= high or (open_low and x == low):
-            raise InvalidRequest(name, value, limit)
+        if not low <= x <= high:
+            raise InvalidRequest(name, value, f"must be in [{low:g}, {high:g}]")
         return x
 
     return parse

@@ -53,8 +53,9 @@ def softmax_weights(x: FloatRow) -> WeightRow:
 
 
 def scaled_logits(logits: FloatRow, peak: np.float32, temperature: float) -> FloatRow:
-    """(logits - peak) / temperature in float32. The peak goes first: no overflow, and the best token is exactly 0."""
-    return (logits - peak) / np.float32(temperature)
+    """(logits - peak) / temperature in float32: the best token is exactly 0, and overflow is -inf, which is right."""
+    with np.errstate(over="ignore"):
+        return (logits - peak) / np.float32(temperature)
 
 
 def leading(logits: FloatRow, count: int) -> IdRow:
