@@ -129,10 +129,14 @@ class _Replay:
     def _updated(
         self, ids: list[int], past: list[int], new: list[int], sampled: list[int], token_ids: list[int | None]
     ) -> None:
-        plan = Schedule([self._requests[i] for i in ids], past, new)
+        # A step in flight at the keyframe may hold requests that had ended before it: they are not in the dump.
+        known = [entry for entry in zip(ids, past, new, strict=True) if entry[0] in self._requests]
+        plan = Schedule(
+            [self._requests[i] for i, _, _ in known], [past for _, past, _ in known], [new for _, _, new in known]
+        )
         self._scheduler.update(plan)
         for request_id, token_id in zip(sampled, token_ids, strict=True):
-            if token_id is not None:
+            if token_id is not None and request_id in self._requests:
                 self._requests[request_id].append(token_id, now=0.0)
                 self.report.num_tokens += 1
 
