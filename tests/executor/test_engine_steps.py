@@ -27,6 +27,7 @@ STEPS = EngineSteps(
     sm=89,
     flavour="tensorrt-rtx",
     builder_version="1.7.1.116",
+    source_graph="f32",
     profiles=(TokenProfile("decode", 1, 8, 64), TokenProfile("prefill", 1, 256, 512)),
     steps=(
         GatherStep("embedding", "input_ids", "hidden", axis=1, scales="embedding_scales"),

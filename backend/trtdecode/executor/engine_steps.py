@@ -121,6 +121,7 @@ class EngineSteps:
     sm: int
     flavour: str
     builder_version: str
+    source_graph: str  # the manifest's name of the graph they were built from ("f32")
     profiles: tuple[TokenProfile, ...]
     steps: tuple[Step, ...]
     tensors: Mapping[str, TensorSpec]  # every value and table that the steps name, graph inputs and caches excepted

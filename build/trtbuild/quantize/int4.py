@@ -1,0 +1,89 @@
+"""INT4 weights, symmetric, one scale a group of input channels; activations stay float.
+
+Round to nearest is the floor; `awq_scales` moves precision to the input channels that carry large activations
+(AWQ, https://arxiv.org/abs/2306.00978, section 3.2: s = mean|x|^a, a by search), and gptq.py corrects errors column
+by column.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from trtdecode.errors import UnsupportedError
+
+MIN_CODE, MAX_CODE = -8, 7
+GROUP_SIZES = (128, 64, 32)  # preferred first; TensorRT wants the group to divide the number of input channels
+
+Float32 = npt.NDArray[np.float32]
+
+
+class Int4Groups(NamedTuple):
+    """Quantised rows."""
+
+    codes: npt.NDArray[np.int8]  # [rows, columns], in -8 .. 7
+    scales: Float32  # [rows, columns / group size]; never zero, never NaN
+
+
+def group_size_for(num_columns: int) -> int:
+    """The largest of 128, 64 and 32 that divides the number of input channels.
+
+    Raises:
+        UnsupportedError: none does.
+    """
+    for size in GROUP_SIZES:
+        if num_columns % size == 0:
+            return size
+    raise UnsupportedError(
+        f"INT4 needs input channels in whole groups of {GROUP_SIZES[-1]}, got {num_columns}; use int8_weight"
+    )
+
+
+def group_scales(weights: Float32, group_size: int) -> Float32:
+    """Scales [rows, columns / group size] that put each group's largest magnitude at code 7 (or -8, if negative)."""
+    groups = weights.reshape(weights.shape[0], -1, group_size)
+    scales = np.maximum(groups.max(axis=2) / np.float32(MAX_CODE), groups.min(axis=2) / np.float32(MIN_CODE))
+    return np.where(scales < np.finfo(np.float32).tiny, np.float32(1.0), scales).astype(np.float32)
+
+
+def quantize_groups(weights: Float32, group_size: int) -> Int4Groups:
+    """Round to nearest of finite [rows, columns]."""
+    scales = group_scales(weights, group_size)
+    groups = weights.reshape(*scales.shape, group_size)
+    codes = np.clip(np.rint(groups / scales[:, :, None]), MIN_CODE, MAX_CODE)
+    return Int4Groups(codes.astype(np.int8).reshape(weights.shape), scales)
+
+
+def dequantize_groups(quantized: Int4Groups) -> Float32:
+    """The float32 weights that the codes stand for."""
+    groups = quantized.codes.astype(np.float32).reshape(*quantized.scales.shape, -1)
+    return np.asarray((groups * quantized.scales[:, :, None]).reshape(quantized.codes.shape), np.float32)
+
+
+def awq_scales(weights: Float32, inputs: Float32, group_size: int, num_steps: int = 10) -> Float32:
+    """Per-channel factors s for W' = W s, x' = x / s that minimise the error of x W^T over sampled inputs.
+
+    Args:
+        weights: [out, in].
+        inputs: [rows, in], what enters the matmul, sampled.
+        num_steps: exponents tried between 0 (round to nearest) and 1.
+
+    Returns:
+        s, f32[in], all positive; ones where nothing beats round to nearest.
+    """
+    magnitudes = np.abs(inputs).mean(axis=0)
+    if not magnitudes.any():
+        return np.ones(weights.shape[1], np.float32)
+    floor = magnitudes[magnitudes > 0].min()
+    magnitudes = np.maximum(magnitudes, floor)
+    exact = inputs @ weights.T
+    best, best_error = np.ones(weights.shape[1], np.float32), np.inf
+    for step in range(num_steps):
+        scales = (magnitudes ** np.float32(step / num_steps)).astype(np.float32)
+        scales /= np.sqrt(scales.max() * scales.min())  # centred on 1, as in AWQ's code: only ratios matter
+        approximate = (inputs / scales) @ dequantize_groups(quantize_groups(weights * scales, group_size)).T
+        error = float(np.square(approximate - exact).mean())
+        if error < best_error:
+            best, best_error = scales, error
+    return best
