@@ -58,7 +58,7 @@ class GraphBuilder:
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """Declares a graph input; strings are symbolic dimensions."""
-        value = ir.Input(name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+        value = ir.val(name, dtype=dtype, shape=tuple(shape))
         self.graph.inputs.append(value)
         return value
 

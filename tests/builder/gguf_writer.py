@@ -1,0 +1,105 @@
+"""Writes small GGUF files for tests: any metadata, any tensors, as llama.cpp's converter would lay them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+
+def write_gguf(
+    path: Path,
+    metadata: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    *,
+    architecture: str = "llama",
+    quant: gguf.GGMLQuantizationType | None = None,
+) -> Path:
+    """Writes `tensors` (row-major shapes) as they are, or matrices quantised to `quant`."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in metadata.items():
+        _add(writer, key, value)
+    for name, array in tensors.items():
+        if quant is not None and array.ndim == 2:
+            writer.add_tensor(name, gguf.quantize(array, quant), raw_dtype=quant)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def permute_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """llama.cpp's order of Q and K rows, written from its definition: row 2i of a head is row i, 2i+1 is i + D/2."""
+    head_dim = rows.shape[0] // num_heads
+    order = [
+        head * head_dim + half * head_dim // 2 + index
+        for head in range(num_heads)
+        for index in range(head_dim // 2)
+        for half in range(2)
+    ]
+    return rows[order]
+
+
+def llama_metadata(config: Any) -> dict[str, Any]:
+    """The keys of a Llama file for a transformers config."""
+    return {
+        "llama.block_count": config.num_hidden_layers,
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "llama.rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "llama.vocab_size": config.vocab_size,
+    }
+
+
+_LLAMA_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def llama_tensors(model: Any) -> dict[str, np.ndarray]:
+    """A transformers Llama's weights under GGUF names, Q and K rows in GGUF order."""
+    config = model.config
+    state = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    tensors = {
+        "token_embd.weight": state["model.embed_tokens.weight"],
+        "output_norm.weight": state["model.norm.weight"],
+    }
+    if not config.tie_word_embeddings:
+        tensors["output.weight"] = state["lm_head.weight"]
+    heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
+    for layer in range(config.num_hidden_layers):
+        for name, stored in _LLAMA_NAMES.items():
+            array = state[f"model.layers.{layer}.{name}.weight"]
+            array = permute_rows(array, heads[name]) if name in heads else array
+            tensors[f"blk.{layer}.{stored}.weight"] = array
+    return tensors
