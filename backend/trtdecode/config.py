@@ -17,6 +17,7 @@ from trtdecode.errors import ConfigError
 
 EXECUTORS = ("auto", "openvino", "tensorrt", "torch")
 PRECISIONS = ("auto", "f32", "f16", "bf16", "fp8", "int8", "int4")
+COMPUTE_PRECISIONS = ("auto", "f32", "int8", "bf16", "f16", "mixed")
 KV_CACHE_PRECISIONS = ("auto", "f32", "u8", "f16", "bf16", "fp8", "int8")
 
 #: Keys of `parameters` that belong to Triton and its Python backend; they pass through unread.
@@ -33,6 +34,7 @@ class ServingConfig:
 
     executor: str = "auto"  # auto, openvino, tensorrt, torch
     precision: str = "auto"  # weights: auto takes the best the executor and the version have
+    compute_precision: str = "auto"  # f32 (exact, independent of the batch), int8, bf16, mixed (CPU); f16, bf16 (GPU)
     kv_cache_precision: str = "auto"  # auto, f32, u8 (CPU); f16, fp8, int8 (GPU)
     kv_cache_bytes: int = 0  # 0: kv_cache_fraction of what is free
     kv_cache_fraction: float = 0.0  # 0: the executor's default (CPU 0.1 of RAM, GPU 0.9 of free memory)
@@ -152,6 +154,7 @@ _DAY_MS = 86_400_000.0
 _PARSERS: dict[str, Callable[[str], object]] = {
     "executor": _choice(EXECUTORS),
     "precision": _choice(PRECISIONS),
+    "compute_precision": _choice(COMPUTE_PRECISIONS),
     "kv_cache_precision": _choice(KV_CACHE_PRECISIONS),
     "kv_cache_bytes": _size,
     "kv_cache_fraction": _number(0.0, 0.98),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 from trtdecode.config import ServingConfig
@@ -12,7 +9,7 @@ from trtdecode.errors import ConfigError, UnsupportedError
 from trtdecode.executor.base import Executor
 from trtdecode.executor.choice import ExecutorChoice, choose_executor
 from trtdecode.executor.devices import find_devices
-from trtdecode.executor.machine import memory_bytes
+from trtdecode.executor.machine import cpu_flags, memory_bytes
 from trtdecode.manifest import Manifest, verify_files
 
 #: Shares of memory for the KV pool when the configuration names neither bytes nor a fraction.
@@ -53,13 +50,39 @@ def _openvino_executor(
 
     graph_file = _graph_file(config, manifest, _OPENVINO_PRECISIONS)
     _verify(config, manifest, version_dir, graph_file)
+    compute = config.compute_precision
+    if compute == "auto":
+        compute = auto_compute_precision(
+            quantized_weights=graph_file in (manifest.graphs.get("int8"), manifest.graphs.get("int4")),
+            kv_cache_precision=config.kv_cache_precision,
+            weight_bytes=sum(entry.num_bytes for name, entry in manifest.files.items() if name.startswith(graph_file)),
+            ram_bytes=memory_bytes(),
+            flags=cpu_flags(),
+        )
+    kv_cache = config.kv_cache_precision
+    if kv_cache == "auto":
+        kv_cache = "f32" if compute == "f32" else "u8"
     return OpenVinoExecutor(
         version_dir / graph_file,
         kv_cache_bytes=_cpu_pool_bytes(config),
-        kv_cache_precision="f32" if config.kv_cache_precision == "auto" else config.kv_cache_precision,
+        kv_cache_precision=kv_cache,
+        compute_precision=compute,
         num_threads=config.num_threads,
-        cache_dir=_compiled_model_cache(manifest, graph_file),
     )
+
+
+def auto_compute_precision(
+    *, quantized_weights: bool, kv_cache_precision: str, weight_bytes: int, ram_bytes: int, flags: frozenset[str]
+) -> str:
+    """What `compute_precision: auto` is for OpenVINO: the fastest for quantised weights on this CPU, f32 for others.
+
+    An f32 KV cache asks for streams that do not depend on the batch, so it gets f32. "mixed" holds the weights twice,
+    so it is for models that are small beside the memory.
+    """
+    has_vnni = bool(flags & {"avx512_vnni", "avx_vnni"})
+    if not quantized_weights or not has_vnni or kv_cache_precision == "f32":
+        return "f32"
+    return "mixed" if "amx_bf16" in flags and 8 * weight_bytes < ram_bytes else "int8"
 
 
 def _torch_executor(config: ServingConfig, manifest: Manifest, version_dir: Path, choice: ExecutorChoice) -> Executor:
@@ -113,18 +136,3 @@ def _gpu_pool_bytes(config: ServingConfig, manifest: Manifest, device: str) -> i
     if weights >= free:
         raise ConfigError(f"{device}: {free} bytes free, but the weights may need {weights}; use a larger GPU")
     return int((config.kv_cache_fraction or DEFAULT_GPU_FRACTION) * (free - weights))
-
-
-def _compiled_model_cache(manifest: Manifest, graph_file: str) -> Path:
-    """Where OpenVINO keeps this graph compiled: outside the model repository, which may be read-only and holds only
-    what its manifest lists. A changed graph has another folder."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digests = [entry.sha256 for name, entry in sorted(manifest.files.items()) if name.startswith(graph_file)]
-    key = hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
-    directory = root / "trtdecode" / "openvino" / key
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        directory = Path(tempfile.gettempdir()) / f"trtdecode-{os.getuid()}" / "openvino" / key
-        directory.mkdir(parents=True, exist_ok=True)
-    return directory

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 #: The release whose operator this file describes. A newer one needs the conformance kit run before it is listed here.
 SUPPORTED_RELEASES = ("2026.4",)
-#: The CPU plugin's block size; only used to check what is read back.
-CPU_BLOCK_SIZE = 32
 
 
 def check_openvino_version(version: str) -> None:
@@ -85,6 +83,11 @@ def cache_layouts(compiled: ov.CompiledModel) -> tuple[CacheLayout, ...]:
             block_shape = tuple(int(size.get_length()) for size in list(port.partial_shape)[1:])
             layouts.append(CacheLayout(port.any_name, port.element_type, block_shape))
     return tuple(layouts)
+
+
+def block_size_of(layouts: tuple[CacheLayout, ...]) -> int:
+    """KV slots a block, from a value cache: the axis after the heads. (A u8 key cache keeps its scales there as well.)"""
+    return next(layout.block_shape[1] for layout in layouts if layout.name.startswith("value_cache."))
 
 
 class _Converter:
