@@ -57,6 +57,8 @@ def main() -> int:
     except (StepFailed, ServerError) as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

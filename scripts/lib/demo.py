@@ -49,6 +49,9 @@ def main() -> int:
     except (StepFailed, ServerError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ndemo: stopped", file=sys.stderr)
+        return 130
     return os.execv(environment.VENV_PYTHON, [str(environment.VENV_PYTHON), __file__, *sys.argv[1:]])
 
 

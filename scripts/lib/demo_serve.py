@@ -29,7 +29,8 @@ SERVER_LOG = environment.CACHE / "tritonserver.log"
 
 def run(options: argparse.Namespace) -> int:
     """Serves until Ctrl-C, or for one prompt with --once; returns the exit status."""
-    signal.signal(signal.SIGTERM, _interrupt)  # stop the server on the way out, as for Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGHUP):  # stop the server on the way out, as for Ctrl-C
+        signal.signal(number, _interrupt)
     progress = Progress(environment.LOG_FILE)
     try:
         assets.ensure_server(progress)

@@ -31,8 +31,13 @@ def check_ports(ports: Ports, host: str) -> None:
     """Tries to listen on each port.
 
     Raises:
-        ServerError: naming the first busy port and the option that changes it.
+        ServerError: naming the first busy port and the option that changes it, or that two are the same.
     """
+    if len({ports.http, ports.grpc, ports.metrics}) < 3:
+        raise ServerError(
+            f"ports {ports.http}, {ports.grpc} and {ports.metrics} must differ; see --http-port, --grpc-port and "
+            "--metrics-port"
+        )
     for option, port in (("--http-port", ports.http), ("--grpc-port", ports.grpc), ("--metrics-port", ports.metrics)):
         try:
             # SO_REUSEADDR (create_server sets it) lets connections in TIME_WAIT be, as tritonserver does.
