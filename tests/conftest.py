@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["triton_fixtures"]
+pytest_plugins = ["triton_fixtures", "gateway_fixtures"]
 
 ROOT = Path(__file__).resolve().parents[1]
 SMOLLM2_VARIABLE = "TRTDECODE_SMOLLM2_GGUF"
@@ -39,6 +39,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+# triton-lang reads this when a kernel module is first imported, by whichever test comes first.
+if not _has_gpu():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

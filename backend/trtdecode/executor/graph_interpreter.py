@@ -13,6 +13,18 @@ from trtdecode.errors import UnsupportedError
 from trtdecode.executor.onnx_graph import Array, Node, OnnxGraph
 from trtdecode.executor.torch_operators import OPERATORS
 
+#: Inputs that say a shape, by operator: read on the host in every run, so they stay there. On a GPU each read would
+#: wait for the device, and none is allowed while a CUDA graph is captured.
+_HOST_INPUTS = {
+    "Reshape": (1,),
+    "Squeeze": (1,),
+    "Unsqueeze": (1,),
+    "Expand": (1,),
+    "Split": (1,),
+    "ReduceMean": (1,),
+    "Slice": (1, 2, 3, 4),
+}
+
 #: onnx.TensorProto types that `Cast` may ask for. FLOAT means the interpreter's compute dtype.
 _CAST_TYPES = {6: torch.int32, 7: torch.int64, 9: torch.bool}
 _FLOAT_TYPES = (1, 10, 16)  # FLOAT, FLOAT16, BFLOAT16
@@ -52,6 +64,7 @@ class GraphInterpreter:
             for name, array in graph.weights.items():
                 self._constants[name] = self._to_device(array)
             self._nodes = self._fold_constants(graph)
+            self._keep_shapes_on_host()
         self._last_uses = self._find_last_uses()
 
     def run(self, feeds: Mapping[str, Tensor], observer: Observer | None = None) -> dict[str, Tensor]:
@@ -122,6 +135,18 @@ class GraphInterpreter:
         needed = {name for node in left for name in node.inputs} | set(self._outputs) | {""}
         self._constants = {name: value for name, value in self._constants.items() if name in needed}
         return tuple(left)
+
+    def _keep_shapes_on_host(self) -> None:
+        """Moves the constants that only say shapes back to the host."""
+        on_host: set[str] = set()
+        on_device: set[str] = set()
+        for node in self._nodes:
+            for place, name in enumerate(node.inputs):
+                (on_host if place in _HOST_INPUTS.get(node.op_type, ()) else on_device).add(name)
+        for name in on_host - on_device:
+            constant = self._constants.get(name)
+            if constant is not None:
+                self._constants[name] = constant.cpu()
 
     def _find_last_uses(self) -> tuple[tuple[str, ...], ...]:
         """For each node, the computed values that no later node reads."""

@@ -63,8 +63,8 @@ class TorchExecutor:
         self.block_size = block_size
         self.observer: Callable[[str, torch.Tensor], None] | None = None  # sees every computed value (calibration)
         self._device = torch.device(device)
-        self._dtype = _torch_dtype("precision", dtype)
-        self._kv_dtype = _torch_dtype("kv_cache_precision", kv_dtype or dtype)
+        self._dtype = torch_dtype("precision", dtype)
+        self._kv_dtype = torch_dtype("kv_cache_precision", kv_dtype or dtype)
         graph = read_graph(graph_path)
         specs = attention_specs(graph)
         block_bytes = sum(2 * spec.num_kv_heads * block_size * spec.head_dim for spec in specs.values())
@@ -146,7 +146,8 @@ class _PagedAttention:
         return paged_attention(query, key, value, key_cache, value_cache, self.step, self._specs[node.name])
 
 
-def _torch_dtype(parameter: str, name: str) -> torch.dtype:
+def torch_dtype(parameter: str, name: str) -> torch.dtype:
+    """torch's type of a configured name. Raises ConfigError naming the parameter and the allowed set."""
     import torch
 
     if name not in DTYPES:

@@ -61,6 +61,15 @@ class SplitWorkspace:
         return int(self.output.shape[2])
 
     @classmethod
+    def of(
+        cls, output: torch.Tensor, log_sum: torch.Tensor, spec: AttentionSpec, num_seqs: int, num_splits: int
+    ) -> SplitWorkspace:
+        """Views of two flat f32 buffers that hold at least num_seqs * num_heads * num_splits (* head_dim) values."""
+        shape = (num_seqs, spec.num_heads, num_splits)
+        count = num_seqs * spec.num_heads * num_splits
+        return cls(output[: count * spec.head_dim].view(*shape, spec.head_dim), log_sum[:count].view(shape))
+
+    @classmethod
     def allocate(cls, spec: AttentionSpec, max_num_seqs: int, num_splits: int, device: str) -> SplitWorkspace:
         """Workspace for decode batches of up to `max_num_seqs`; one serves all layers of a stream."""
         shape = (max_num_seqs, spec.num_heads, num_splits)

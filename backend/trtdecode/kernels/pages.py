@@ -12,7 +12,9 @@ Block 0 is the null block of `executor/base.py`: padding rows of a captured batc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -30,6 +32,12 @@ SCALE_BYTES = 4
 NULL_BLOCK = 0
 #: Rows with a smaller scale read back as zeros: the reciprocal of a subnormal scale would overflow.
 SMALLEST_SCALE = 1e-30
+
+
+class Memory(Protocol):
+    """Gives zeroed device memory (`executor/cuda_device.py`)."""
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,24 @@ class KvPages:
         return int(self.key.shape[3])
 
     @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them; the first dimension of each is the block."""
+        scales = () if self.key_scale is None or self.value_scale is None else (self.key_scale, self.value_scale)
+        return (self.key, self.value, *scales)
+
+    @classmethod
+    def allocate(
+        cls, precision: str, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, memory: Memory
+    ) -> KvPages:
+        """Zeroed pages of one layer (what is masked is still multiplied by 0, so it must be finite)."""
+        shape = (num_blocks, num_kv_heads, block_size)
+        key, value = (memory.allocate((*shape, head_dim), PAGE_DTYPES[precision]) for _ in range(2))
+        if precision not in QUANTISED_LIMITS:
+            return cls(key, value)
+        key_scale, value_scale = (memory.allocate(shape, torch.float32) for _ in range(2))
+        return cls(key, value, key_scale, value_scale)
+
+    @property
     def quantisation(self) -> str:
         """ "none", "int8" or "fp8"."""
         if self.key.dtype == torch.int8:
@@ -61,16 +87,21 @@ class KvPages:
         return "fp8" if self.key.dtype == torch.float8_e4m3fn else "none"
 
 
+class TorchMemory:
+    """Memory straight from torch, for tests, measurements and meta tensors."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype, device=self._device)
+
+
 def allocate_pages(
     precision: str, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, device: str
 ) -> KvPages:
-    """Zeroed pages of one layer (what is masked is still multiplied by 0, so it must be finite)."""
-    shape = (num_blocks, num_kv_heads, block_size)
-    key, value = (torch.zeros((*shape, head_dim), dtype=PAGE_DTYPES[precision], device=device) for _ in range(2))
-    if precision not in QUANTISED_LIMITS:
-        return KvPages(key, value)
-    key_scale, value_scale = (torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2))
-    return KvPages(key, value, key_scale, value_scale)
+    """`KvPages.allocate` on a torch device."""
+    return KvPages.allocate(precision, num_blocks, num_kv_heads, block_size, head_dim, TorchMemory(device))
 
 
 def page_bytes(precision: str, num_kv_heads: int, block_size: int, head_dim: int) -> int:
