@@ -20,6 +20,7 @@ from trtdecode.overlap import make_loop
 from trtdecode.request import FinishReason, Request, TokenEvent, TokenLogprob
 from trtdecode.sampling.params import SamplingParams
 from trtdecode.sampling.sampler import Sampler
+from trtdecode.text.grammar import Grammars
 from trtdecode.text.tokenizer import Tokenizer, stop_strings
 
 #: No tokenizer turns a text into less than a quarter of (bytes / longest token) tokens; normalisation is why a quarter.
@@ -52,6 +53,7 @@ class Replica:
         self.executor = executor
         self.config = config
         self._choice = choice
+        self._grammars = Grammars(tokenizer, spec.vocab_size, spec.eos_token_ids)
         self._loop = make_loop(executor, Sampler(spec.eos_token_ids), config, spec)
         self._max_context_len = min(config.max_context_len or spec.max_context_len, spec.max_context_len)
         longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
@@ -121,7 +123,7 @@ class Replica:
             timeout_ms: what the caller asks for; 0 takes `default_timeout_ms`, and `max_timeout_ms` caps it.
 
         Raises:
-            InvalidRequest: priority out of `priority_levels`, or a bad word without tokens.
+            InvalidRequest: priority out of `priority_levels`, a bad word without tokens, or a guide that is not valid.
         """
         self._check_priority(params)
         now = self._loop.clock()
@@ -146,6 +148,7 @@ class Replica:
                     caller_id=caller_id,
                     trace_id=trace_id,
                     bad_word_ids=bad_word_ids,
+                    guide=self._grammars.guide(params),
                     output=self.tokenizer.output(params, prompt_ids, self.spec.eos_token_ids, stops),
                 )
             )

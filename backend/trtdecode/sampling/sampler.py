@@ -50,6 +50,7 @@ class Sampler:
         states = [self._state(request) for request in requests]
         token_ids = self._rows.choose(result.logits, requests, states)
         errors = {row: _error_of(token_id, requests[row]) for row, token_id in enumerate(token_ids) if token_id < 0}
+        errors |= {row: r.guide.error for row, r in enumerate(requests) if r.guide is not None and r.guide.error}
         logprobs = self._logprobs(result.logits, requests, token_ids)
         return SampleResult(token_ids, logprobs, errors)
 

@@ -83,9 +83,15 @@ class SamplerState:
     def _banned(self, request: Request) -> list[int]:
         """Last tokens of bad words whose other tokens end the output, and stop tokens until min_tokens."""
         output = request.output_ids
-        banned = list(self._stop_ids) if len(output) < request.params.min_tokens else []
+        must_go_on = len(output) < request.params.min_tokens and not _is_complete(request)
+        banned = list(self._stop_ids) if must_go_on else []
         for word in self._bad_words:
             head = len(word) - 1
             if head == 0 or (len(output) >= head and tuple(output[-head:]) == word[:-1]):
                 banned.append(word[-1])
         return banned
+
+
+def _is_complete(request: Request) -> bool:
+    """A grammar that allows nothing more ends the text, whatever min_tokens says."""
+    return request.guide is not None and bool(request.guide.is_complete)
