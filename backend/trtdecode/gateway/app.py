@@ -195,13 +195,12 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def client_gone(request: Request, error: ClientGone) -> Response:
         return Response(status_code=499)  # nobody reads it; it ends the ASGI call and names the status in the log
 
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return error_response(GatewayError(500, f"internal error ({type(error).__name__}); see the gateway's log"))
-
 
 async def _all(works: list[Any]) -> list[Any]:
-    """Results in order; the first error cancels the rest."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(work) for work in works]
-    return [task.result() for task in tasks]
+    """Results in order; the first error cancels the rest and is raised as it is."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -53,6 +53,11 @@ class RequestGate:
             await self._app(scope, _replay(body, receive), record.wrap(send))
         except GatewayError as error:
             await error_response(error)(scope, receive, record.wrap(send))
+        except Exception as error:
+            log.exception("request %s failed", record.request_id)
+            if "status" not in record.fields:  # else the answer has begun: all that is left is to end it
+                unexpected = GatewayError(500, f"internal error ({type(error).__name__}); see the gateway's log")
+                await error_response(unexpected)(scope, receive, record.wrap(send))
         finally:
             if entered is not None:
                 self._limits.leave(entered)

@@ -1,0 +1,78 @@
+"""A gateway in front of a real tritonserver with SmolLM2 and the chain model."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from triton_fixtures import CHAIN_CONFIGS, RunningServer
+
+KEY = "a-key-for-tests-only-0123456789"
+
+
+@pytest.fixture(scope="session")
+def gateway_server(
+    make_server: Callable[..., RunningServer], make_repository: Callable[..., Path], smollm2_version: Path
+) -> Iterator[RunningServer]:
+    """tritonserver with `smollm2`, `chain` and `chain_small` (one runs, two wait)."""
+    repository = make_repository({name: CHAIN_CONFIGS[name] for name in ("chain", "chain_small")})
+    shutil.copytree(smollm2_version, repository / "smollm2" / "1")
+    (repository / "smollm2" / "config.pbtxt").write_text(
+        'backend: "trtdecode"\nparameters { key: "kv_cache_bytes" value { string_value: "256MiB" } }\n'
+    )
+    with make_server(repository) as server:
+        yield server
+
+
+@dataclass
+class Gateway:
+    """A running gateway and a client for it."""
+
+    url: str
+    server: RunningServer
+    client: httpx.Client
+
+
+@pytest.fixture(scope="session")
+def start_gateway(gateway_server: RunningServer) -> Iterator[Callable[..., Gateway]]:
+    """Starts gateways with the given settings; all end with the session."""
+    import uvicorn
+    from trtdecode.gateway.app import create_app
+    from trtdecode.gateway.settings import GatewaySettings
+
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(**settings: object) -> Gateway:
+        settings.setdefault("triton_urls", (gateway_server.grpc_address,))
+        settings.setdefault("metrics_urls", (f"http://{gateway_server.metrics_address}/metrics",))
+        settings.setdefault("model_repository", gateway_server.repository)
+        app = create_app(GatewaySettings(**settings))  # type: ignore[arg-type]
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        running.append((server, thread))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        deadline = time.monotonic() + 30
+        while not server.started:
+            assert time.monotonic() < deadline, "the gateway did not start"
+            time.sleep(0.02)
+        return Gateway(url, gateway_server, httpx.Client(base_url=url, timeout=120))
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(15)
+
+
+@pytest.fixture(scope="session")
+def gateway(start_gateway: Callable[..., Gateway]) -> Gateway:
+    """A gateway with default settings."""
+    return start_gateway()
