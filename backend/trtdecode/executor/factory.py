@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtdecode.config import ServingConfig
-from trtdecode.errors import ConfigError, UnsupportedError
+from trtdecode.errors import ConfigError, ManifestError, UnsupportedError
 from trtdecode.executor.base import Executor
 from trtdecode.executor.choice import ExecutorChoice, choose_executor
 from trtdecode.executor.devices import find_devices
@@ -91,7 +91,9 @@ def _torch_executor(config: ServingConfig, manifest: Manifest, version_dir: Path
     graph_file = _graph_file(config, manifest, _TORCH_PRECISIONS)
     _verify(config, manifest, version_dir, graph_file)
     on_gpu = choice.device != "cpu"
-    dtype = "f16" if on_gpu else "f32"
+    dtype = config.compute_precision
+    if dtype == "auto":
+        dtype = "f16" if on_gpu else "f32"
     return TorchExecutor(
         version_dir / graph_file,
         kv_cache_bytes=_gpu_pool_bytes(config, manifest, choice.device) if on_gpu else _cpu_pool_bytes(config),
@@ -117,7 +119,11 @@ def _graph_file(config: ServingConfig, manifest: Manifest, preference: tuple[str
 
 def _verify(config: ServingConfig, manifest: Manifest, version_dir: Path, graph_file: str) -> None:
     """Checks the graph and its external data, which lies beside it as GRAPH.data."""
-    names = {name for name in manifest.files if name in (graph_file, f"{graph_file}.data")}
+    names = {graph_file, f"{graph_file}.data"}
+    for name in sorted(names - set(manifest.files)):
+        raise ManifestError(
+            f"{version_dir / name}: not in the manifest, so it cannot be checked; import the model again"
+        )
     verify_files(version_dir, manifest, names=names, digests=config.verify_checksums)
 
 
