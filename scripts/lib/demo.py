@@ -52,6 +52,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\ndemo: stopped", file=sys.stderr)
         return 130
+    # Caches of the server stay in the clone: a home folder may be missing or read-only.
+    os.environ.setdefault("XDG_CACHE_HOME", str(environment.CACHE))
     return os.execv(environment.VENV_PYTHON, [str(environment.VENV_PYTHON), __file__, *sys.argv[1:]])
 
 
