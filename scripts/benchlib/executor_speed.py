@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -21,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-
 from trtdecode.executor.base import Batch
 
 PROMPT_LEN = 16
 POOL_BYTES = 1 << 30
+DEFAULT_BLOCK_SIZE = 32  # of a graph without caches
 
 Step = Callable[[Batch], Any]
 
@@ -78,7 +78,7 @@ def executor_variant(name: str, graph: Path, options: dict[str, Any]) -> Variant
     def make() -> tuple[Step, int]:
         from trtdecode.executor.openvino_executor import OpenVinoExecutor
 
-        executor = OpenVinoExecutor(graph, **{"kv_cache_bytes": POOL_BYTES, **options})
+        executor = OpenVinoExecutor(graph, **{"kv_cache_bytes": POOL_BYTES, "kv_cache_precision": "u8", **options})
         return executor.execute, executor.block_size
 
     return Variant(name, make)
@@ -88,15 +88,34 @@ def bound_variant(name: str, graph: Path, options: dict[str, Any], *, matmuls_on
     """The same graph with attention (and, with `matmuls_only`, all but the matrix products) passed through."""
 
     def make() -> tuple[Step, int]:
-        stripped = Path(tempfile.mkdtemp(prefix="executor_speed_")) / graph.name
-        strip_graph(graph, stripped, matmuls_only=matmuls_only)
-        return executor_variant(name, stripped, options).make()
+        import openvino as ov
+        from trtdecode.executor.machine import usable_physical_cores
+        from trtdecode.executor.openvino_executor import PROGRAMS
+
+        threads = options.get("num_threads") or usable_physical_cores()
+        core = ov.Core()
+        with tempfile.TemporaryDirectory(prefix="executor_speed_") as directory:
+            stripped = Path(directory) / graph.name
+            strip_graph(graph, stripped, matmuls_only=matmuls_only)
+            model = core.read_model(stripped)  # maps the weights, so the folder may go
+        requests = []
+        for least, special in PROGRAMS[options.get("compute_precision", "f32")]:
+            compiled = core.compile_model(model, "CPU", {**special, "INFERENCE_NUM_THREADS": threads})
+            requests.append((least, compiled.create_infer_request()))
+
+        def step(batch: Batch) -> None:
+            request = next(request for least, request in reversed(requests) if least <= batch.num_tokens)
+            for port in request.model_inputs:
+                request.set_tensor(port, ov.Tensor(np.asarray(getattr(batch, port.any_name)), shared_memory=True))
+            request.infer()
+
+        return step, DEFAULT_BLOCK_SIZE
 
     return Variant(name, make)
 
 
 def strip_graph(graph: Path, target: Path, *, matmuls_only: bool) -> None:
-    """Replaces operators by Identity of one input. Weights stay where they are (linked beside the new graph)."""
+    """Replaces operators by Identity of one input. Weights are copied beside the new graph."""
     import onnx
 
     passed_through = {"PagedAttention": 0}
@@ -107,11 +126,12 @@ def strip_graph(graph: Path, target: Path, *, matmuls_only: bool) -> None:
         if node.op_type in passed_through:
             kept = node.input[passed_through[node.op_type]]
             node.CopyFrom(onnx.helper.make_node("Identity", [kept], list(node.output), name=node.name))
-    del_unused_inputs = [value for value in model.graph.input if "_cache." in value.name]
-    for value in del_unused_inputs:
+    read = {name for node in model.graph.node for name in node.input}
+    for value in [value for value in model.graph.input if value.name not in read]:
         model.graph.input.remove(value)
-    for location in {entry.value for t in model.graph.initializer for entry in t.external_data if entry.key == "location"}:
-        (target.parent / location).hardlink_to(graph.parent / location)
+    for entry in (entry for tensor in model.graph.initializer for entry in tensor.external_data):
+        if entry.key == "location" and not (target.parent / entry.value).exists():
+            shutil.copyfile(graph.parent / entry.value, target.parent / entry.value)  # a link may not leave the folder
     onnx.save(model, str(target))
 
 

@@ -35,13 +35,13 @@ ACTIVATION_GROUP_SIZE = 32
 
 KV_CACHE_PRECISIONS = ("f32", "u8")
 #: Compute precision -> the compiled models: (smallest step it takes, properties), smallest step first.
-_PROGRAMS: dict[str, tuple[tuple[int, dict[str, Any]], ...]] = {
+PROGRAMS: dict[str, tuple[tuple[int, dict[str, Any]], ...]] = {
     "f32": ((0, {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}),),
     "int8": ((0, {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": ACTIVATION_GROUP_SIZE}),),
     "bf16": ((0, {"INFERENCE_PRECISION_HINT": "bf16", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}),),
 }
-_PROGRAMS["mixed"] = (_PROGRAMS["int8"][0], (MIXED_BF16_TOKENS, _PROGRAMS["bf16"][0][1]))
-COMPUTE_PRECISIONS = tuple(_PROGRAMS)
+PROGRAMS["mixed"] = (PROGRAMS["int8"][0], (MIXED_BF16_TOKENS, PROGRAMS["bf16"][0][1]))
+COMPUTE_PRECISIONS = tuple(PROGRAMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class OpenVinoExecutor:
         }
         compiled = [
             (min_tokens, core.compile_model(model, "CPU", {**properties, **special}))
-            for min_tokens, special in _PROGRAMS[compute_precision]
+            for min_tokens, special in PROGRAMS[compute_precision]
         ]
         self._layouts = cache_layouts(compiled[0][1])
         assert all(cache_layouts(program) == self._layouts for _, program in compiled), "programs share one KV pool"
