@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trtdecode.errors import ManifestError
@@ -119,7 +119,8 @@ def read_manifest(version_dir: Path) -> Manifest:
     """Reads and checks the form of `manifest.json`; the files themselves are checked by `verify_files`.
 
     Raises:
-        ManifestError: missing, not JSON, another format version, or a field of the wrong form.
+        ManifestError: missing, not JSON, another format version, a field of the wrong form, or a name that points
+            outside the folder.
     """
     path = version_dir / MANIFEST_FILE
     try:
@@ -134,20 +135,39 @@ def read_manifest(version_dir: Path) -> Manifest:
             raise ManifestError(
                 f"{path}: format_version {version}, this trtdecode reads {FORMAT_VERSION}; import the model again"
             )
-        spec = dict(raw["spec"])
-        for name in ("sliding_windows", "eos_token_ids"):
-            spec[name] = tuple(spec[name])
-        engines = tuple(EngineSet(**{**entry, "segments": tuple(entry["segments"])}) for entry in raw["engines"])
-        return Manifest(
-            spec=ModelSpec(**spec),
-            source=raw["source"],
-            graphs=dict(raw["graphs"]),
-            files={name: FileEntry(**entry) for name, entry in raw["files"].items()},
-            engines=engines,
-            builder=dict(raw["builder"]),
-        )
+        manifest = _manifest_from(raw)
     except (KeyError, TypeError, AttributeError) as error:
         raise ManifestError(f"{path}: field missing or of the wrong form ({error}); import the model again") from error
+    _check_names(path, manifest)
+    return manifest
+
+
+def _manifest_from(raw: dict[str, Any]) -> Manifest:
+    spec = dict(raw["spec"])
+    for name in ("sliding_windows", "eos_token_ids"):
+        spec[name] = tuple(spec[name])
+    return Manifest(
+        spec=ModelSpec(**spec),
+        source=raw["source"],
+        graphs=dict(raw["graphs"]),
+        files={name: FileEntry(**entry) for name, entry in raw["files"].items()},
+        engines=tuple(EngineSet(**{**entry, "segments": tuple(entry["segments"])}) for entry in raw["engines"]),
+        builder=dict(raw["builder"]),
+    )
+
+
+def _check_names(path: Path, manifest: Manifest) -> None:
+    """A manifest comes with a model from elsewhere: it must not make us open anything outside its folder."""
+    directories = [engines.directory for engines in manifest.engines]
+    for name in (*manifest.files, *directories):
+        pure = PurePosixPath(name)
+        if not name or pure.is_absolute() or ".." in pure.parts:
+            raise ManifestError(f"{path}: {name!r} is not a relative path inside the version folder; do not use it")
+    for precision, name in manifest.graphs.items():
+        if name not in manifest.files:
+            raise ManifestError(
+                f"{path}: graph {name!r} of precision {precision} is not among the files; import the model again"
+            )
 
 
 def verify_files(version_dir: Path, manifest: Manifest, *, names: set[str] | None = None, digests: bool = True) -> None:
@@ -158,10 +178,12 @@ def verify_files(version_dir: Path, manifest: Manifest, *, names: set[str] | Non
         digests: also compare sha256, not only sizes.
 
     Raises:
-        ManifestError: naming the first file that is missing, of another size or of another digest.
+        ManifestError: naming the first file that is missing, of another size or of another digest, or not listed.
     """
-    wanted = manifest.files if names is None else {name: manifest.files[name] for name in sorted(names)}
-    for name, entry in wanted.items():
+    for name in sorted(manifest.files if names is None else names):
+        entry = manifest.files.get(name)
+        if entry is None:
+            raise ManifestError(f"{version_dir}: file {name!r} is not in the manifest; import the model again")
         path = version_dir / name
         if not path.is_file():
             raise ManifestError(f"{path}: listed in the manifest but missing; import the model again")
