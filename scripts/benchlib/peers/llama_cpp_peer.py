@@ -1,4 +1,4 @@
-"""Peer: llama.cpp through its C interface, batched decode in one process. usage: llama_cpp_peer.py MODEL.gguf THREADS"""
+"""Peer: llama.cpp through its C interface, batched decode. usage: llama_cpp_peer.py MODEL.gguf THREADS"""
 
 from __future__ import annotations
 

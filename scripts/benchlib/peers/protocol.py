@@ -1,8 +1,8 @@
 """How the bench talks to a peer: a process of its own, in a venv of its own, that answers JSON lines.
 
-A request line is `{"prompts": [[ids], ...], "num_tokens": n}`: decode all prompts at once, greedily, EOS ignored, n tokens
-each. The answer is `{"seconds": s, "num_tokens": total}`, or `{"error": text}`. The first line a peer writes describes it.
-The standard library alone: a peer's venv holds nothing of ours.
+A request line is `{"prompts": [[ids], ...], "num_tokens": n}`: decode all prompts at once, greedily, EOS ignored, n
+tokens each. The answer is `{"seconds": s, "num_tokens": total}`, or `{"error": text}`. The first line a peer writes
+describes it. The standard library alone: a peer's venv holds nothing of ours.
 """
 
 from __future__ import annotations

@@ -1,0 +1,250 @@
+"""`scripts/bench serving`: every system on the same token ids, in turns, on this machine, in one run.
+
+Decode and prefill are told apart by two runs: one token for every prompt (prefill and one step), then `--tokens`. The
+difference is decode alone. Repeats are interleaved over the systems (A B C A B C ...), so that a machine that drifts
+drifts for all; medians and spreads are printed, and ratios are of medians from this run only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from systems import PlainTriton, Process, System, Triton, TritonBench, Unavailable, own_python, peer_command
+
+OURS = "trtdecode-triton"
+SEED = 1234
+
+
+def main(arguments: list[str]) -> int:
+    asked = _parse(arguments)
+    systems, missing = _start(asked)
+    try:
+        result = _run(systems, asked)
+    finally:
+        for system in systems:
+            system.close()
+    result["unavailable"] = missing
+    print(_table(result, asked.concurrency))
+    for name, reason in missing.items():
+        print(f"not measured: {name}: {reason}")
+    if asked.json:
+        asked.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    if asked.plot:
+        _plot(result, asked.concurrency, asked.plot)
+    return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench serving", description=__doc__)
+    parser.add_argument("--version-dir", type=Path, required=True, help="ours: a version folder")
+    parser.add_argument("--gguf", type=Path, required=True, help="theirs: the same model as GGUF")
+    parser.add_argument("--peers-python", default="", help="Python of the peers' venv; none: only ours")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--only", nargs="+", help="names of systems")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="PNG")
+    return parser.parse_args(arguments)
+
+
+def _start(asked: argparse.Namespace) -> tuple[list[System], dict[str, str]]:
+    """Starts every system that can run here; the others are named with the reason."""
+    log = Path(tempfile.mkstemp(prefix="trtdecode-bench-", suffix=".log")[1])
+    threads, version_dir, gguf = asked.threads, asked.version_dir, asked.gguf
+    shared: list[TritonBench] = []
+
+    def triton(name: str, stream: bool) -> Triton:
+        if not shared:
+            shared.append(TritonBench(version_dir, threads))
+        return Triton(name, shared[0], stream=stream)
+
+    def peer(file: str) -> Any:
+        def start(name: str) -> Process:
+            if not asked.peers_python:
+                raise Unavailable("no --peers-python given")
+            return Process(name, peer_command(file, asked.peers_python, gguf, threads), log)
+
+        return start
+
+    def own(*more: str) -> Any:
+        command = peer_command("trtdecode", own_python(), version_dir, threads, *more)
+        return lambda name: Process(name, command, log)
+
+    makers = {
+        OURS: lambda name: triton(name, True),
+        "trtdecode-triton-unary": lambda name: triton(name, False),
+        "trtdecode": own(),
+        "matmuls": own("bound"),
+        "openvino-genai": peer("openvino_genai"),
+        "llama.cpp": peer("llama_cpp"),
+        "transformers": peer("transformers"),
+        PlainTriton.name: lambda name: PlainTriton(gguf, threads),
+    }
+    systems: list[System] = []
+    missing: dict[str, str] = {}
+    for name, make in makers.items():
+        if asked.only and name not in asked.only:
+            continue
+        print(f"starting {name}", flush=True)
+        try:
+            systems.append(make(name))
+        except (Unavailable, OSError, RuntimeError) as error:
+            missing[name] = str(error)
+    return systems, missing
+
+
+def _run(systems: list[System], asked: argparse.Namespace) -> dict[str, Any]:
+    rates: dict[str, dict[int, list[float]]] = {system.name: {} for system in systems}
+    prefills: dict[str, dict[int, list[float]]] = {system.name: {} for system in systems}
+    random = np.random.default_rng(SEED)
+    for repeat in range(asked.repeats + 1):  # the first is a warm-up and is not counted
+        for concurrency in asked.concurrency:
+            prompts = random.integers(100, 40_000, (concurrency, asked.prompt_tokens)).tolist()
+            for system in systems:
+                if system.max_concurrency and concurrency > system.max_concurrency:
+                    continue
+                first, _ = system.measure(prompts, 1)
+                whole, total = system.measure(prompts, asked.tokens)
+                expected = concurrency * asked.tokens
+                assert total == expected, f"{system.name} gave {total} tokens, not {expected}"
+                if repeat:
+                    rate = concurrency * (asked.tokens - 1) / max(whole - first, 1e-9)
+                    rates[system.name].setdefault(concurrency, []).append(rate)
+                    prefills[system.name].setdefault(concurrency, []).append(concurrency * asked.prompt_tokens / first)
+            print(f"repeat {repeat} of {asked.repeats}, concurrency {concurrency}", flush=True)
+    return _result(systems, asked, rates, prefills)
+
+
+def _result(systems: list[System], asked: argparse.Namespace, rates: dict, prefills: dict) -> dict[str, Any]:
+    table = {
+        system.name: {
+            "about": system.about,
+            **{
+                str(n): {
+                    "decode_tokens_per_s": statistics.median(values),
+                    "decode_min": min(values),
+                    "decode_max": max(values),
+                    "prefill_tokens_per_s": statistics.median(prefills[system.name][n]),
+                    "repeats": len(values),
+                }
+                for n, values in rates[system.name].items()
+            },
+        }
+        for system in systems
+    }
+    bound = {n: row["decode_tokens_per_s"] for n, row in table.pop("matmuls", {}).items() if n != "about"}
+    mine = table.get(OURS, {})
+    ratios = {
+        name: {
+            n: mine[n]["decode_tokens_per_s"] / row["decode_tokens_per_s"]
+            for n, row in figures.items()
+            if n != "about" and n in mine
+        }
+        for name, figures in table.items()
+        if name != OURS
+    }
+    ratios["bound"] = {
+        n: table["trtdecode"][n]["decode_tokens_per_s"] / rate for n, rate in bound.items() if "trtdecode" in table
+    }
+    return {
+        "machine": _machine(asked.threads),
+        "settings": {
+            "tokens": asked.tokens,
+            "prompt_tokens": asked.prompt_tokens,
+            "repeats": asked.repeats,
+            "greedy": True,
+        },
+        "bound": bound,
+        "systems": table,
+        "ratios": ratios,
+    }
+
+
+def _machine(threads: int) -> dict[str, Any]:
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "",
+    )
+    flags = Path("/proc/cpuinfo").read_text()
+    instructions = [name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8", "amx_bf16") if f" {name}" in flags]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "cpu": model,
+        "instructions": instructions,
+        "threads": threads,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "commit": commit,
+        "load_average": os.getloadavg(),
+    }
+
+
+def _table(result: dict[str, Any], concurrency: list[int]) -> str:
+    """Decode tokens/s: median (lowest to highest), then what ours through Triton is of it."""
+    head = "| system | " + " | ".join(f"{n} requests" for n in concurrency) + " | precision |"
+    lines = [head, "|---" * (len(concurrency) + 2) + "|"]
+    for name, figures in result["systems"].items():
+        cells = []
+        for n in map(str, concurrency):
+            row = figures.get(n)
+            if row is None:
+                cells.append("-")
+                continue
+            ratio = result["ratios"].get(name, {}).get(n)
+            text = f"{row['decode_tokens_per_s']:.0f} ({row['decode_min']:.0f}-{row['decode_max']:.0f})"
+            cells.append(text + (f" x{ratio:.2f}" if ratio else ""))
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {figures['about']['precision']} |")
+    if result["bound"]:
+        cells = [
+            f"{result['bound'].get(str(n), 0):.0f} (in process {result['ratios']['bound'].get(str(n), 0):.0%})"
+            for n in concurrency
+        ]
+        lines.append("| matmuls alone | " + " | ".join(cells) + " | bound |")
+    lines.append(f"\n{json.dumps(result['machine'])}")
+    return "\n".join(lines)
+
+
+def _plot(result: dict[str, Any], concurrency: list[int], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, figures in result["systems"].items():
+        levels = [n for n in concurrency if str(n) in figures]
+        axes.plot(levels, [figures[str(n)]["decode_tokens_per_s"] for n in levels], marker="o", label=name)
+    if result["bound"]:
+        levels = [n for n in concurrency if str(n) in result["bound"]]
+        axes.plot(levels, [result["bound"][str(n)] for n in levels], "k--", label="matmuls alone")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(concurrency, [str(n) for n in concurrency])
+    axes.set_xlabel("concurrent requests")
+    axes.set_ylabel("decode tokens/s")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
