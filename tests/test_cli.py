@@ -18,7 +18,7 @@ from trtdecode.cli.repository import choose_model, newest_version_dir, versions_
 from trtdecode.client import StreamClient
 from trtdecode.errors import ConfigError, ManifestError
 
-COMMANDS = ("import", "serve", "drain", "chat", "replay", "batch")
+COMMANDS = ("import", "build", "serve", "drain", "chat", "replay", "batch")
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,103 @@
+"""`trtdecode build`: TensorRT engines of a model version, for any GPU the builder knows; none is needed here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from trtbuild.engine.build_options import BuildReport
+
+
+def register(app: typer.Typer) -> None:
+    app.command("build", rich_help_panel="Models")(build)
+
+
+def build(
+    version_dir: Annotated[Path, typer.Argument(metavar="VERSION", help="model_repository/NAME/VERSION, with f32.")],
+    precision: Annotated[str, typer.Option(help="fp16, bf16, fp8, int8, int8_weight or int4.")],
+    sm: Annotated[int, typer.Option(help="Compute capability without the dot: 89 for 8.9.")],
+    flavour: Annotated[str, typer.Option(help="tensorrt, tensorrt-rtx, or auto: what is installed.")] = "auto",
+    mixed: Annotated[Path | None, typer.Option(help="File of `pattern: precision` exceptions.")] = None,
+    int4_method: Annotated[str, typer.Option(help="rtn, awq or gptq.")] = "awq",
+    act_order: Annotated[bool, typer.Option("--act-order", help="GPTQ: most active columns first.")] = False,
+    smoothing: Annotated[float, typer.Option(min=0, max=1, help="SmoothQuant's strength for int8; 0: off.")] = 0.5,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Of the serving configuration.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Of the serving configuration.")] = 512,
+    calibration: Annotated[Path | None, typer.Option(help="Text file, one sample a line; default shipped.")] = None,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Skip perplexity and divergence limits.")] = False,
+    allow_unfused: Annotated[bool, typer.Option("--allow-unfused", help="Report a missing fusion, go on.")] = False,
+) -> None:
+    """Build the engines of a model version that are missing or no longer fit.
+
+    The decoder is cut at its attention operators; each piece becomes one engine. What the compiler fused is read from
+    its own log and checked, and the quantised model is compared with the f32 one. Needs the f32 graph:
+    `trtdecode import --precision f32`.
+    """
+    from rich.console import Console
+    from trtbuild.build_engines import BuildOptions, Recipe, build_engines
+    from trtbuild.quantize.mixed import MixedPrecision, read_mixed
+
+    console = Console(stderr=True, highlight=False)
+    recipe = Recipe(
+        precision,
+        mixed=read_mixed(mixed) if mixed else MixedPrecision(),
+        int4_method=int4_method,
+        act_order=act_order,
+        smoothing=smoothing,
+    )
+    options = BuildOptions(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        verify=not no_verify,
+        allow_unfused=allow_unfused,
+        calibration_texts=_lines(calibration) if calibration else (),
+    )
+    with console.status("starting") as status:
+        result = build_engines(
+            version_dir,
+            precision,
+            sm,
+            flavour=flavour,
+            recipe=recipe,
+            options=options,
+            progress=lambda stage, done, total: status.update(f"{stage} {done}/{total}"),
+            report=status.update,
+        )
+    _print_report(result)
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    from trtdecode.errors import ConfigError
+
+    try:
+        return tuple(line for line in path.read_text("utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--calibration {path}: not readable as UTF-8 text ({error})") from error
+
+
+def _print_report(result: BuildReport) -> None:
+    """What was built and why, what the compiler did not fuse, and how far the result is from f32."""
+    from collections import Counter
+
+    typer.echo(
+        f"{result.directory}: {len(result.built)} engines built, {len(result.reused)} reused, "
+        f"{result.num_bytes / 1e6:.0f} MB in {result.seconds:.1f} s ({result.flavour} {result.builder_version}, "
+        f"SM {result.sm}, {result.precision})"
+    )
+    for reason, count in Counter(result.built.values()).items():
+        typer.echo(f"  {count} engines: {reason}")
+    broken = Counter((check.pattern, check.kernels) for check in result.checks if not check.holds)
+    typer.echo(f"fusions: {len(result.checks) - broken.total()} of {len(result.checks)} expectations hold")
+    for (pattern, kernels), count in broken.items():
+        typer.echo(f"  not fused, {count} times: {pattern} ({', '.join(kernels)})")
+    if result.quality is not None:
+        quality = result.quality
+        typer.echo(
+            f"against f32: perplexity {quality.perplexity:.2f} ({quality.perplexity_ratio:.4f} times), "
+            f"KL divergence {quality.kl_divergence:.5f} nats, same likeliest token {quality.argmax_agreement:.1%}"
+        )
+    if result.layers_path is not None:
+        typer.echo(f"layers: {result.layers_path}")
