@@ -19,6 +19,7 @@ class Delta:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     finish_reason: FinishReason | None = None  # once the sample has ended, in every later delta too
     cumulative_logprob: float = 0.0  # of the whole sample so far
 
@@ -28,6 +29,8 @@ class Delta:
         self.token_ids += event.token_ids
         if event.logprobs:
             self.logprobs += event.logprobs
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
         self.finish_reason = event.finish_reason
         self.cumulative_logprob = event.request.cumulative_logprob
 

@@ -2,7 +2,7 @@
 
 While streaming, `text_output`, `logprobs`, `num_output_tokens` and `output_ids` are what is new since the previous
 response; `num_input_tokens` is in every response; `cumulative_logprob` is the total so far; `finish_reason` is "None"
-until a sample ends. With `n` samples each tensor has n elements, in the order of the samples.
+until a sample ends. `prompt_logprobs` comes once, with the first token. With `n` samples each tensor has n elements, in the order of the samples.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ def render(
     if call.return_logprobs:
         wanted = call.params.logprobs is not None
         arrays["logprobs"] = _strings([logprobs_json(d.logprobs, decode) if wanted else "null" for d in deltas])
+    prompt = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
+    if prompt:
+        arrays["prompt_logprobs"] = _strings([logprobs_json(entry, decode) for entry in prompt])
     if call.return_num_input_tokens:
         arrays["num_input_tokens"] = np.array([num_input_tokens], np.uint32)
     if call.return_num_output_tokens:
@@ -83,10 +86,14 @@ def _finish_reason(delta: Delta) -> str:
     return "None" if delta.finish_reason is None else delta.finish_reason.value
 
 
-def logprobs_json(logprobs: Sequence[TokenLogprob], decode: Callable[[int], str]) -> str:
-    """A list with one object a token: token id -> {"logprob", "rank", "decoded_token"}, the chosen token first."""
-    positions = []
+def logprobs_json(logprobs: Sequence[TokenLogprob | None], decode: Callable[[int], str]) -> str:
+    """A list with one object a token: token id -> {"logprob", "rank", "decoded_token"}, the chosen token first; null
+    where there is none (the first token of a prompt)."""
+    positions: list[dict[str, Any] | None] = []
     for chosen in logprobs:
+        if chosen is None:
+            positions.append(None)
+            continue
         entries = {str(chosen.token_id): _entry(chosen.logprob, chosen.rank, chosen.token_id, decode)}
         for rank, (token_id, logprob) in enumerate(chosen.top, 1):
             entries.setdefault(str(token_id), _entry(logprob, rank, token_id, decode))
