@@ -20,9 +20,9 @@ _UNHEALTHY = b"is not healthy"
 class StubWatch:
     """Tells a dead stub from one that was unloaded or replaced.
 
-    A stub is dead when a process seen before is gone (or a zombie) for two looks in a row while its model still has
-    more READY versions than live stubs: Triton waits for the stub of an unloaded model at once, and a reload starts
-    the new stub before the old one ends.
+    A stub is dead when for two looks in a row it is a zombie (Triton waits for the stub of an unloaded model at once),
+    or gone while its model has more READY versions than live stubs (a reload starts the new stub before it ends the
+    old one).
     """
 
     _known: dict[int, str] = field(default_factory=dict)  # pid -> instance
@@ -36,21 +36,21 @@ class StubWatch:
             index: the repository index.
         """
         alive = {stub.pid: stub.instance for stub in stubs if stub.is_alive}
-        self._known.update({pid: instance for pid, instance in alive.items() if instance})
-        suspects = set()
-        for pid, instance in list(self._known.items()):
-            if pid in alive:
-                continue
-            model = _model_of(instance, index)
+        self._known.update(alive)
+        suspects = {stub.pid for stub in stubs if not stub.is_alive}
+        for pid in set(self._known) - set(alive) - suspects:
+            model = _model_of(self._known[pid], index)
             ready = sum(row["name"] == model and row.get("state") == "READY" for row in index)
             live = sum(_model_of(other, index) == model for other in alive.values())
-            if live >= ready:
+            if live < ready:
+                suspects.add(pid)
+            else:
                 del self._known[pid]  # unloaded or replaced
-                continue
-            if pid in self._suspects:
-                return f"the stub of {instance} (pid {pid}) died"
-            suspects.add(pid)
+        dead = suspects & self._suspects
         self._suspects = suspects
+        if dead:
+            pid = min(dead)
+            return f"the stub of {self._known.get(pid, 'a model')} (pid {pid}) died"
         return None
 
 
