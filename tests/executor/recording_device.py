@@ -77,6 +77,8 @@ class RecordingDevice:
         signature = context.signature  # type: ignore[attr-defined]
         self._need_warm_up(signature, f"engine {signature}")
         self.calls.append("enqueue")
+        if self._tape is not None:
+            context.is_captured = True  # type: ignore[attr-defined]
         self._do(lambda: context.enqueue(self.stream))
 
     def run(self, work: Callable[[], T]) -> T:

@@ -82,18 +82,18 @@ class KernelAttention:
 
     Args:
         max_num_seqs: the largest decode batch; split-K's workspace holds every batch up to it.
+
+    `use` gives it the pool, which is allocated last: it takes what memory is left.
     """
 
-    def __init__(
-        self, device: Device, specs: Mapping[str, AttentionSpec], pool: PagePool, *, max_num_seqs: int
-    ) -> None:
+    def __init__(self, device: Device, specs: Mapping[str, AttentionSpec], *, max_num_seqs: int) -> None:
         import torch
 
         from trtdecode.kernels.paged_attention import SplitWorkspace, choose_num_splits
 
         self._launcher = device.launcher
         self._specs = specs
-        self._pool = pool
+        self._layers: Mapping[str, KvPages] = {}
         self._slopes = {
             name: self._slopes_of(device, spec) if spec.alibi_slopes else None for name, spec in specs.items()
         }
@@ -107,6 +107,10 @@ class KernelAttention:
         self._partial = device.allocate((most * heads * dim,), torch.float32)
         self._log_sum = device.allocate((most * heads,), torch.float32)
         self._workspace_of = SplitWorkspace.of
+
+    def use(self, pool: PagePool) -> None:
+        """The pages that the next steps read and write."""
+        self._layers = pool.layers
 
     def __call__(
         self,
@@ -125,7 +129,7 @@ class KernelAttention:
         from trtdecode.kernels.kv_write import kv_write
         from trtdecode.kernels.paged_attention import paged_attention
 
-        spec, pages = self._specs[name], self._pool.layers[name]
+        spec, pages = self._specs[name], self._layers[name]
         rows = step.ragged.num_sequences
         workspace = self._workspace_of(self._partial, self._log_sum, spec, rows, self._num_splits[rows])
         kv_write(self._launcher, key, value, step.slots, pages)

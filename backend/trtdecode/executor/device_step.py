@@ -98,6 +98,11 @@ class StepBuffer:
             for name, (begin, num_bytes) in places.items()
         }
 
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """The whole device arrays that an engine may read directly, by the graph's names for them."""
+        return {name: self._views[name] for name in ("input_ids", "positions", "logit_indices")}
+
     def stage(self, batch: Batch, num_rows: int = 0) -> DeviceStep:
         """Fills the host side and sends it.
 

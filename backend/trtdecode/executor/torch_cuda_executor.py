@@ -72,10 +72,11 @@ class TorchCudaExecutor:
             seam_operators={f"{OPERATOR_DOMAIN}::PagedAttention": self._attend},
         )
         buffer = StepBuffer(device, limits, block_size)
+        self._attention = KernelAttention(device, specs, max_num_seqs=limits.max_num_seqs)
         num_bytes = kv_cache_bytes or int(kv_cache_fraction * device.free_bytes())
         precision = kv_cache_precision or dtype
         self._pool = PagePool(device, specs, precision=precision, num_bytes=num_bytes, block_size=block_size)
-        self._attention = KernelAttention(device, specs, self._pool, max_num_seqs=limits.max_num_seqs)
+        self._attention.use(self._pool)
         self.block_size = block_size
         self.num_blocks = self._pool.num_blocks
         self._step: DeviceStep | None = None
