@@ -32,7 +32,8 @@ FULL = Call(
 
 
 def test_every_output_has_the_declared_type() -> None:
-    delta = Delta("é", [3, 4], [TokenLogprob(3, -1.0, 1)], FinishReason.STOP, -1.5)
+    logprobs = [TokenLogprob(3, -1.0, 1)]
+    delta = Delta("é", [3, 4], logprobs, finish_reason=FinishReason.STOP, cumulative_logprob=-1.5)
     made = arrays(FULL, delta)
     numpy_types = {"TYPE_STRING": np.object_, "TYPE_FP32": np.float32, "TYPE_UINT32": np.uint32, "TYPE_INT32": np.int32}
     assert set(made) == {spec.name for spec in OUTPUTS} - {"prompt_logprobs"}

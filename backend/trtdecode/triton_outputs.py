@@ -2,7 +2,8 @@
 
 While streaming, `text_output`, `logprobs`, `num_output_tokens` and `output_ids` are what is new since the previous
 response; `num_input_tokens` is in every response; `cumulative_logprob` is the total so far; `finish_reason` is "None"
-until a sample ends. `prompt_logprobs` comes once, with the first token. With `n` samples each tensor has n elements, in the order of the samples.
+until a sample ends; `prompt_logprobs` comes once, with the first token. With `n` samples each tensor has n elements,
+in the order of the samples.
 """
 
 from __future__ import annotations
