@@ -6,8 +6,11 @@ to max_num_batched_tokens. Each profile has its own kernels, tuned for its optim
 
 from __future__ import annotations
 
+import onnx_ir as ir
 from trtdecode.errors import ConfigError
 from trtdecode.executor.engine_steps import TokenProfile
+
+from trtbuild.engine.engine_from_onnx import ShapeRange
 
 
 def token_profiles(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[TokenProfile, ...]:
@@ -32,3 +35,17 @@ def token_profiles(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[Toke
         return (decode,)
     # Chunked prefill fills most steps to the budget, so that is what prefill is tuned for.
     return (decode, TokenProfile("prefill", 1, max_num_batched_tokens, max_num_batched_tokens))
+
+
+def shape_ranges(graph: ir.Graph, profile: TokenProfile) -> dict[str, ShapeRange]:
+    """The range of every dynamic input of a segment."""
+    ranges: dict[str, ShapeRange] = {}
+    for value in graph.inputs:
+        assert value.shape is not None
+        if not value.shape.is_static():
+            low, best, high = (
+                tuple(size if isinstance(size, int) else tokens for size in value.shape)
+                for tokens in (profile.min_tokens, profile.opt_tokens, profile.max_tokens)
+            )
+            ranges[value.name or ""] = (low, best, high)
+    return ranges

@@ -8,12 +8,14 @@ takes columns. Its scales, one a vocabulary entry, are a second small table.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from trtdecode.errors import BuildError
+from trtdecode.executor.base import GRAPH_OUTPUT
 from trtdecode.executor.engine_steps import GatherStep, Step, TensorSpec
 
 from trtbuild.engine.segments import CutGraph
@@ -53,6 +55,14 @@ def settle_tables(cut: CutGraph, recipe: Recipe) -> tuple[CutGraph, dict[str, ir
             steps.append(step)
     tensors |= {name: _spec(table) for name, table in tables.items()}
     return dataclasses.replace(cut, steps=tuple(steps), tensors=tensors), tables
+
+
+def typed_specs(tensors: Mapping[str, TensorSpec], float_type: str) -> dict[str, TensorSpec]:
+    """Specs of the float32 graph in the engines' types; logits and tables have theirs already."""
+    return {
+        name: dataclasses.replace(spec, dtype=float_type) if spec.dtype == "f32" and name != GRAPH_OUTPUT else spec
+        for name, spec in tensors.items()
+    }
 
 
 def write_tables(path: Path, tables: dict[str, ir.TensorProtocol]) -> None:

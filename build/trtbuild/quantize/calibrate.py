@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 16
 TOKENS_PER_STEP = 512
+TEXTS_PER_STEP = 64
+BLOCKS_PER_STEP = TOKENS_PER_STEP // BLOCK_SIZE + TEXTS_PER_STEP  # each text may leave one block half empty
 Progress = Callable[[int, int], None]  # (texts done, texts in all)
 
 
@@ -65,11 +67,11 @@ def calibrate_decoder(
         if name in statistics:
             statistics[name].add(value.float().cpu().numpy())
 
-    executor = TorchExecutor(graph_path, kv_cache_bytes=_pool_bytes(graph_path), block_size=BLOCK_SIZE)
+    executor = TorchExecutor(graph_path, kv_cache_bytes=pool_bytes(graph_path), block_size=BLOCK_SIZE)
     executor.observer = observe
     done = 0
     try:
-        for group in _groups(texts):
+        for group in group_texts(texts):
             executor.execute(prompt_batch(group, BLOCK_SIZE, every_row=False))
             done += len(group)
             progress(done, len(texts))
@@ -102,7 +104,7 @@ def prompt_batch(prompts: Sequence[Sequence[int]], block_size: int, *, every_row
     )
 
 
-def _groups(texts: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+def group_texts(texts: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
     """Texts in order, as many in a step as fit."""
     group: list[Sequence[int]] = []
     room = TOKENS_PER_STEP
@@ -110,7 +112,7 @@ def _groups(texts: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
         ids = text[:TOKENS_PER_STEP]
         if not ids:
             continue
-        if len(ids) > room:
+        if len(ids) > room or len(group) == TEXTS_PER_STEP:
             yield group
             group, room = [], TOKENS_PER_STEP
         group.append(ids)
@@ -119,9 +121,7 @@ def _groups(texts: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
         yield group
 
 
-def _pool_bytes(graph_path: Path) -> int:
-    """Room for one step's tokens, each text rounded up to whole blocks, in float32."""
+def pool_bytes(graph_path: Path) -> int:
+    """Bytes of the float32 KV blocks that one step can need."""
     specs = attention_specs(read_graph(graph_path)).values()
-    per_block = sum(2 * spec.num_kv_heads * spec.head_dim * BLOCK_SIZE * 4 for spec in specs)
-    # In the worst case every text is one token in a block of its own.
-    return TOKENS_PER_STEP * per_block
+    return BLOCKS_PER_STEP * sum(2 * spec.num_kv_heads * spec.head_dim * BLOCK_SIZE * 4 for spec in specs)

@@ -145,10 +145,14 @@ class _FloatCaster:
         """A graph output keeps its name; what it was becomes an inner value."""
         name = value.name
         value.name = f"{name}/{(value.dtype or wanted).name.lower()}"
-        cast = ir.node("Cast", [value], {"to": int(wanted)}, name=f"{name}/to_{wanted.name.lower()}")
-        cast.outputs[0].name, cast.outputs[0].dtype, cast.outputs[0].shape = name, wanted, value.shape
-        self._graph.append(cast)
-        self._graph.outputs[index] = cast.outputs[0]
+        result = self._casts.get((value, wanted))  # inner users may have had it cast already
+        if result is None:
+            node = ir.node("Cast", [value], {"to": int(wanted)}, name=f"{name}/to_{wanted.name.lower()}")
+            result = node.outputs[0]
+            result.dtype, result.shape = wanted, value.shape
+            self._graph.append(node)
+        result.name = name
+        self._graph.outputs[index] = result
 
 
 def drop_unused_weights(graph: ir.Graph) -> None:

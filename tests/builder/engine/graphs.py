@@ -21,7 +21,7 @@ class Writer:
         self._random = np.random.default_rng(seed)
 
     def input(self, name: str, shape: Sequence[int | str], dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
-        value = ir.Input(name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+        value = ir.val(name, dtype, shape)
         self.graph.inputs.append(value)
         return value
 
