@@ -83,12 +83,14 @@ class OpenVinoExecutor:
         import openvino as ov
 
         from trtdecode.executor.openvino_paged_attention import block_size_of, cache_layouts, read_decoder
+        from trtdecode.executor.openvino_rewrite import split_gated_products
 
         _check_precisions(kv_cache_precision, compute_precision)
         self.compute_precision = compute_precision
         self.num_threads = num_threads or usable_physical_cores()
         core = ov.Core()
         model = read_decoder(core, graph_path)
+        split_gated_products(model)
         properties = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": self.num_threads,

@@ -86,7 +86,7 @@ def cache_layouts(compiled: ov.CompiledModel) -> tuple[CacheLayout, ...]:
 
 
 def block_size_of(layouts: tuple[CacheLayout, ...]) -> int:
-    """KV slots a block, from a value cache: the axis after the heads. (A u8 key cache keeps its scales there as well.)"""
+    """KV slots a block, from a value cache: the axis after the heads (a u8 key cache keeps scales there as well)."""
     return next(layout.block_shape[1] for layout in layouts if layout.name.startswith("value_cache."))
 
 
