@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from chain_model import cycle_text
+from triton_fixtures import RunningServer
 from trtdecode.cli import main
 from trtdecode.config import ServingConfig
 from trtdecode.errors import WIRE_STATUS
@@ -74,3 +79,22 @@ def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert [command for command in sorted(named) if f" {command} " not in text] == []
+
+
+@pytest.mark.triton_server
+def test_python_of_the_readme_runs(chain_server: RunningServer) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    program = program.replace("localhost:8001", chain_server.grpc_address).replace('"smollm2"', '"chain"')
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.stderr) == (cycle_text(32), "")
+
+
+@pytest.mark.triton_server
+def test_curl_of_the_readme_runs(chain_server: RunningServer) -> None:
+    (command,) = re.findall(
+        r"^curl .*?generate_stream$", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    command = command.replace("localhost:8000", chain_server.http_address).replace("/smollm2/", "/chain/")
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    events = [json.loads(line[5:]) for line in result.stdout.splitlines() if line.startswith("data:")]
+    assert "".join(event["text_output"] for event in events) == cycle_text(32)

@@ -113,11 +113,20 @@ With curl:
 
 With tritonclient ({python} has it):
   import numpy as np, tritonclient.grpc as triton
+
+  def tensor(name, datatype, values):
+      made = triton.InferInput(name, [1], datatype)
+      made.set_data_from_numpy(values)
+      return made
+
+  inputs = [
+      tensor("text_input", "BYTES", np.array([b"Once upon a time"], dtype=object)),
+      tensor("max_tokens", "INT32", np.array([32], np.int32)),
+      tensor("stream", "BOOL", np.array([True])),
+  ]
   client = triton.InferenceServerClient("{server.grpc_address}")
-  tensor = triton.InferInput("text_input", [1], "BYTES")
-  tensor.set_data_from_numpy(np.array([b"Once upon a time"], dtype=object))
-  client.start_stream(lambda result, error: print(error or result.as_numpy("text_output")[0].decode()))
-  client.async_stream_infer("{assets.MODEL_NAME}", [tensor])
+  client.start_stream(lambda result, error: print(error or result.as_numpy("text_output")[0].decode(), end=""))
+  client.async_stream_infer("{assets.MODEL_NAME}", inputs)
   client.stop_stream()  # waits for the answer
 
 In a terminal:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from trtdecode.server.ports import Ports, free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "scripts" / "demo"
+PYTHON_HINT = "With tritonclient (.venv/bin/python has it):"
 installed = pytest.mark.skipif(not environment.read_stamp(), reason="needs the .venv that scripts/test makes")
 
 
@@ -98,6 +100,9 @@ def test_serves_within_ten_seconds_until_ctrl_c(demo: tuple[subprocess.Popen[str
     (curl,) = [line.strip() for line in said if "curl -N" in line]
     answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60)
     assert answer.stdout.startswith("data: {"), answer.stderr
+    program = textwrap.dedent("\n".join(said[said.index(PYTHON_HINT) + 1 : said.index("In a terminal:")]))
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert len(answer.stdout) > 20, answer.stderr
     with urllib.request.urlopen(f"http://127.0.0.1:{ports.metrics}/metrics") as metrics:
         assert b"trtdecode_generation_tokens_total" in metrics.read()
     process.send_signal(signal.SIGINT)
