@@ -163,6 +163,11 @@ def test_the_template_refuses_messages() -> None:
         chat.encode(user("x"))
 
 
+def test_half_a_surrogate_pair_is_the_callers_error() -> None:
+    with pytest.raises(InvalidRequest, match=r"^messages: .* must be valid Unicode"):
+        encoder(CHATML).encode(user("a\ud83cb"))
+
+
 @pytest.mark.parametrize(
     "template", ["{{ messages[0].content / 2 }}", "{{ messages[7].content }}", "{{ messages.append(1) }}"]
 )

@@ -48,6 +48,15 @@ def test_special_tokens_may_be_objects() -> None:
     assert tokenizer.special_token_texts == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
+def test_half_a_surrogate_pair_is_the_callers_error() -> None:
+    r"""JSON's "\ud83c" is one; no tokenizer can take it."""
+    tokenizer = byte_level_tokenizer([])
+    with pytest.raises(InvalidRequest, match=r"^prompt: got 'ab\\ud83c'; must be valid Unicode: half a .* at 2"):
+        tokenizer.encode_prompt("ab\ud83c", "prompt")
+    with pytest.raises(InvalidRequest, match=r"^bad_words: "):
+        tokenizer.bad_word_ids(["\udfff"])
+
+
 def test_nul_reaches_the_tokens() -> None:
     tokenizer = byte_level_tokenizer([])
     assert len(tokenizer.encode("ab\0")) == len(tokenizer.encode("ab")) + 1

@@ -23,7 +23,7 @@ from typing import Any
 
 from trtdecode.errors import InvalidRequest, ManifestError
 from trtdecode.text.chat_template import ChatTemplate, checked_messages
-from trtdecode.text.tokenizer import Tokenizer
+from trtdecode.text.tokenizer import Tokenizer, checked_text
 
 Replace = Callable[[str], str]
 
@@ -155,7 +155,7 @@ class _RenamedTokenizer:
 
     def encode(self, rendered: str, shield: _Shield) -> list[int]:
         named = self._pattern.sub(lambda match: self._names[match[0]], rendered)
-        text = shield.restore(named)
+        text = checked_text(shield.restore(named), "messages")
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = [self._ids.get(id_, id_) for id_ in encoding.ids]
         for id_, given in zip(ids, encoding.ids, strict=True):

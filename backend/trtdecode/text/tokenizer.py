@@ -89,13 +89,14 @@ class Tokenizer:
         texts = {name: _content_of(value) for name, value in self.config.items() if name.endswith("_token")}
         return {name: text for name, text in texts.items() if text is not None}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, field: str = "text_input") -> list[int]:
         """Ids of a raw prompt; special tokens in the text count as such.
 
         Where the tokenizer adds BOS the prompt begins with exactly one, also if the text has its own.
+
+        Raises InvalidRequest naming `field` when the text holds half a surrogate pair, which is no character.
         """
-        add_special = self.config.get("add_bos_token") is not False
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        ids = self._encode(text, field, add_special_tokens=self.config.get("add_bos_token") is not False)
         bos = self.bos_token_id
         if self.adds_bos and bos is not None:
             while ids[:1] == [bos]:
@@ -105,14 +106,17 @@ class Tokenizer:
 
     def encode_prompt(self, text: str, field: str = "text_input") -> list[int]:
         """`encode`, for a prompt that must have at least one token. Raises InvalidRequest naming `field`."""
-        ids = self.encode(text)
+        ids = self.encode(text, field)
         if not ids:
             raise InvalidRequest(field, text, "must hold at least one token: this model's tokenizer adds no BOS")
         return ids
 
-    def encode_text(self, text: str) -> list[int]:
-        """Ids of a text as it is: nothing added."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+    def encode_text(self, text: str, field: str = "text_input") -> list[int]:
+        """Ids of a text as it is: nothing added. Raises as `encode` does."""
+        return self._encode(text, field, add_special_tokens=False)
+
+    def _encode(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(checked_text(text, field), add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -135,7 +139,7 @@ class Tokenizer:
         """
         found: dict[tuple[int, ...], None] = {}
         for word in words:
-            variants = [tuple(self.encode_text(prefix + word.lstrip())) for prefix in ("", " ")]
+            variants = [tuple(self.encode_text(prefix + word.lstrip(), "bad_words")) for prefix in ("", " ")]
             if not all(variants):
                 raise InvalidRequest("bad_words", word, "must hold at least one token")
             plain, spaced = variants
@@ -200,6 +204,15 @@ def _content_of(value: Any) -> str | None:
     """A token in tokenizer_config.json: its text, or an object that holds it as `content`."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
+
+
+def checked_text(text: str, field: str) -> str:
+    """The text, if UTF-8 can hold it. JSON can write half a surrogate pair, which is no character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, text, f"must be valid Unicode: half a surrogate pair at {error.start}") from None
+    return text
 
 
 def stop_strings(params: SamplingParams) -> StopStrings | None:
