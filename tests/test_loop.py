@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -507,26 +508,31 @@ def test_on_a_thread_of_its_own(overlap: bool) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("trtdecode-")]
 
 
+@pytest.mark.parametrize("where", ["schedule", "update", "finish"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_loop_survives_a_fault_of_its_own(overlap: bool, silent: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_survives_a_fault_of_its_own(
+    overlap: bool, where: str, silent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it strikes, every request ends, and the next one is served."""
     loop = make_configured_loop(
         FakeExecutor(65, 4), FakeSampler(VOCAB_SIZE), ServingConfig(overlap=overlap), make_spec()
     )
-    schedule, calls = loop.scheduler.schedule, []
+    original, calls = getattr(loop.scheduler, where), []
 
-    def broken(now: float) -> Any:
-        calls.append(now)
-        if len(calls) == 3:
+    def broken(argument: Any) -> Any:
+        calls.append(argument)
+        if len(calls) == 2 or where == "finish":
             raise KeyError("a bug")
-        return schedule(now)
+        return original(argument)
 
-    monkeypatch.setattr(loop.scheduler, "schedule", broken)
+    monkeypatch.setattr(loop.scheduler, where, broken)
     ended = threading.Event()
-    victim = make_request(3, 50, on_event=lambda event: ended.set() if event.is_final else None)
-    loop.submit(victim)
+    victims = [make_request(3, n, on_event=lambda event: ended.set() if event.is_final else None) for n in (50, 3)]
+    loop.submit(*victims)
     loop.start()
     assert ended.wait(30)
-    assert victim.finish_reason is FinishReason.ERROR
+    assert loop.admission.wait_empty(30)
+    assert [victim.finish_reason for victim in victims] == [FinishReason.ERROR] * 2
     survivor = make_request(3, 5)
     loop.submit(survivor)
     assert loop.drain(timeout=30) is True
@@ -566,6 +572,32 @@ def test_the_watchdog_dumps_a_stuck_step_once(overlap: bool, caplog: pytest.LogC
     assert loop.metrics.counters["trtdecode_watchdog_dumps_total"] == 1
     assert "flight recorder: /" in caplog.text
     assert request.output_ids == alone(request)
+
+
+def test_a_step_that_hangs_does_not_hold_its_requests() -> None:
+    """With a step in flight, cancellations, deadlines and a drain still end requests."""
+    executor = Stuck(65, 4)
+    loop = make_configured_loop(executor, FakeSampler(VOCAB_SIZE), ServingConfig(overlap=True), make_spec())
+    loop.start()
+    cancelled = threading.Event()
+    finals: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+
+    def on_event(event: TokenEvent) -> None:
+        if event.is_final:
+            finals.put(event)
+
+    now = time.monotonic()
+    loop.submit(make_request([1], 50, is_cancelled=cancelled.is_set, on_event=on_event))
+    loop.submit(make_request([2], 50, deadline=now + 0.2, timeout_ms=200, on_event=on_event))
+    loop.submit(make_request([3], 50, on_event=on_event))
+    assert isinstance(finals.get(timeout=30).error, DeadlineExceeded)
+    cancelled.set()
+    assert finals.get(timeout=30).finish_reason is FinishReason.CANCELLED
+    assert loop.drain(timeout=0.1) is False
+    assert finals.get(timeout=30).finish_reason is FinishReason.CANCELLED
+    executor.released.set()
+    loop.stop()
+    assert_nothing_left(loop)
 
 
 def test_cancellation_is_noticed_while_the_queue_waits(loop_class: Callable[..., Loop]) -> None:

@@ -49,8 +49,7 @@ class Emitter:
         """Sends everything queued, in order. Returns whether there was anything."""
         queue, self._queue = self._queue, []
         for entry in queue:
-            if entry.request.finish_reason is None:
-                self._send(entry)
+            self._send(entry)
         return bool(queue)
 
     def _send(self, entry: _Entry) -> None:

@@ -31,6 +31,7 @@ from trtdecode.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.01  # how often cancellation and deadlines are looked at while nothing can run
+_CANCEL_S = 30.0  # how long draining and stopping wait for a step that is running
 
 
 class Loop:
@@ -52,34 +53,48 @@ class Loop:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        max_num_seqs, max_num_batched_tokens = config.max_num_seqs, config.max_num_batched_tokens
         self.clock = clock
-        self.kv = KVCacheManager(
-            executor.num_blocks,
-            executor.block_size,
-            max_num_seqs=max_num_seqs,
-            max_context_len=min(config.max_context_len or spec.max_context_len, spec.max_context_len),
-            max_step_tokens=max_num_batched_tokens,
-            window=spec.common_window,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
-        self.scheduler = Scheduler(self.kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        self.admission = Admission(config, spec, self.kv)
         self.metrics = LoopMetrics()
-        self.recorder = Recorder(self.scheduler, spec, config.recorder_steps)
         self._executor = executor
         self._sampler = sampler
+        self._config = config
+        self._spec = spec
         self._eos_token_ids = frozenset(spec.eos_token_ids)
-        self._builder = BatchFromSchedule(
-            self.kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
-        )
-        self._emitter = Emitter(self._finish, self._closed)
-        self._polled: dict[int, Request] = {}  # live requests that can be cancelled
+        self._reset()
+        self.admission = Admission(config, spec, self.kv)
+        self._live: dict[int, Request] = {}  # accepted and taken in, no final event yet
+        self._polled: dict[int, Request] = {}  # of these, unfinished and able to be cancelled
         self._cancel_all = False
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         self._wake = threading.Event()
         self._watchdog = Watchdog(config.watchdog_ms, self._on_slow_step)
+
+    def _reset(self) -> None:
+        """An empty cache and no requests: the state that steps change."""
+        config, spec = self._config, self._spec
+        self.kv = KVCacheManager(
+            self._executor.num_blocks,
+            self._executor.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_context_len=min(config.max_context_len or spec.max_context_len, spec.max_context_len),
+            max_step_tokens=config.max_num_batched_tokens,
+            window=spec.common_window,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(
+            self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+        )
+        self.recorder = Recorder(self.scheduler, spec, config.recorder_steps)
+        self._builder = self._make_builder()
+        self._emitter = Emitter(self._finish, self._closed)
+
+    def _make_builder(self) -> BatchFromSchedule:
+        return BatchFromSchedule(
+            self.kv,
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+        )
 
     # -- any thread -------------------------------------------------------------------------------------------------
 
@@ -90,6 +105,8 @@ class Loop:
             InvalidRequest, QueueFull, Draining: no event will come. Otherwise each gets exactly one final event.
         """
         try:
+            for request in requests:
+                request.needs_logits = self._sampler.needs_logits(request)
             self.admission.submit(requests)
         except RequestError as error:
             self.metrics.labelled["trtdecode_requests_refused_total", type(error).__name__] += 1
@@ -109,7 +126,7 @@ class Loop:
 
         Args:
             cancel: end them now instead of letting them finish.
-            timeout: seconds to let them finish; those left then are cancelled.
+            timeout: seconds to let them finish; those left then are cancelled, which takes a step.
 
         Returns:
             Whether all finished by themselves in time.
@@ -119,7 +136,8 @@ class Loop:
             return True
         self._cancel_all = True
         self._wake.set()
-        self._wait_empty(None)
+        if not self._wait_empty(_CANCEL_S):
+            log.error("%d requests are still waiting for a step that does not end", self.admission.num_inside)
         return False
 
     def resume(self) -> None:
@@ -133,7 +151,7 @@ class Loop:
         self._is_stopping = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_CANCEL_S)
             self._thread = None
         self._watchdog.stop()
 
@@ -153,7 +171,6 @@ class Loop:
         plan = self.scheduler.schedule(self.clock())
         if plan is not None:
             batch = self._build(plan, self._builder)
-            self._sampler.prepare(plan.sampled)
             self._apply(plan, self._execute(batch))
         return self._emitter.flush() or plan is not None
 
@@ -162,7 +179,7 @@ class Loop:
         self.recorder.step_begins()
         now = self.clock()
         for request in self.admission.take():
-            request.needs_logits = self._sampler.needs_logits(request)
+            self._live[request.request_id] = request
             if request.is_cancelled is not bool:
                 self._polled[request.request_id] = request
             self.recorder.arrived(request)
@@ -246,30 +263,42 @@ class Loop:
         self._polled.pop(request.request_id, None)
 
     def _closed(self, request: Request) -> None:
+        del self._live[request.request_id]
         self.metrics.request_closed(request, self.clock())
         self.admission.left()
 
     def _run(self) -> None:
+        was_busy = False
         while not self._is_stopping:
             self._wake.clear()
             self._watchdog.step_begins()
             try:
                 is_busy = self.step()
+                if was_busy and not is_busy and not self._live:
+                    self.check_integrity()
             except Exception as error:
                 is_busy = True
                 self._recover(error)
             self._watchdog.step_ends()
             self.metrics.set_gauges(self.scheduler)
+            was_busy = is_busy
             if not is_busy:
                 self._wake.wait(_POLL_S if self.admission.num_inside else None)
 
     def _recover(self, error: Exception) -> None:
-        """The last resort, for faults of our own: every request ends with an error, and the loop starts afresh."""
-        log.exception(
-            "step failed; every request ends and the loop goes on (flight recorder: %s)", self.recorder.save()
-        )
-        for request in [*self.scheduler.running, *self.scheduler.waiting]:
-            self._end(request, FinishReason.ERROR, ExecutorFailed(f"internal error in the loop: {error!r}"))
+        """The last resort, for faults of our own: whatever state steps left is dropped, every request that was taken
+        in ends with an error, and the loop goes on with an empty cache."""
+        self.metrics.counters["trtdecode_recoveries_total"] += 1
+        log.error("a step failed and the loop starts afresh; flight recorder: %s", self.recorder.save(), exc_info=error)
+        self._reset()
+        self._polled.clear()
+        for request in list(self._live.values()):
+            if request.state is not RequestState.FINISHED:
+                request.finish()
+            request.blocks = None
+            if request.finish_reason is None:
+                text = f"internal error in the loop: {error!r}"
+                self._emitter.end(request, FinishReason.ERROR, ExecutorFailed(text))
         self._emitter.flush()
 
     def _on_slow_step(self, seconds: float) -> None:

@@ -50,6 +50,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("trtdecode_kv_evictions_total", "counter", "Cached KV blocks given to another sequence."),
     MetricSpec("trtdecode_steps_total", "counter", "Steps executed."),
     MetricSpec("trtdecode_step_failures_total", "counter", "Steps whose executor or sampler raised."),
+    MetricSpec("trtdecode_recoveries_total", "counter", "Faults of the loop itself, after which it started afresh."),
     MetricSpec("trtdecode_watchdog_dumps_total", "counter", "Steps longer than watchdog_ms."),
     MetricSpec("trtdecode_step_tokens", "histogram", "Tokens in one step.", _BATCH_BUCKETS),
     MetricSpec(
@@ -103,8 +104,9 @@ class LoopMetrics:
         for name, value in list(self.gauges.items()):
             sink.set(name, value)
         for name, count in list(self.counters.items()):
-            if (delta := count - self._published[name]) > 0:
-                sink.add(name, {}, delta)
+            before = self._published[name]
+            if count != before:
+                sink.add(name, {}, count - before if count > before else count)  # less: the cache started afresh
                 self._published[name] = count
         for key, count in list(self.labelled.items()):
             if (delta := count - self._published_labelled[key]) > 0:

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 Outcome = BatchResult | Exception
 
+_LOOK_S = 0.02  # how often ends are looked for while a step runs: a step that hangs must not hold its requests
+_CLOSE_S = 30.0
+
 
 class Worker(Protocol):
     """Runs one call at a time, elsewhere or later."""
@@ -39,8 +42,8 @@ class Worker(Protocol):
         """Starts a call; the last one's result has been taken."""
         ...
 
-    def result(self) -> Outcome:
-        """Waits for the call begun last."""
+    def result(self, timeout: float | None) -> Outcome | None:
+        """The result of the call begun last; None if it is still running after `timeout` seconds (None: wait)."""
         ...
 
     def close(self) -> None:
@@ -62,13 +65,16 @@ class ThreadWorker:
             self._thread.start()
         self._calls.put(call)
 
-    def result(self) -> Outcome:
-        return self._results.get()
+    def result(self, timeout: float | None) -> Outcome | None:
+        try:
+            return self._results.get(timeout=timeout)
+        except queue.Empty:
+            return None
 
     def close(self) -> None:
         if self._thread is not None:
             self._calls.put(None)
-            self._thread.join()
+            self._thread.join(_CLOSE_S)
             self._thread = None
 
     def _run(self) -> None:
@@ -91,13 +97,12 @@ class OverlappedLoop(Loop):
     """
 
     def __init__(self, *args: Any, worker: Worker | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
         self._worker = worker or ThreadWorker()
-        self._spare_builder = BatchFromSchedule(
-            self.kv,
-            max_num_seqs=self.scheduler.max_num_seqs,
-            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
-        )
+        super().__init__(*args, **kwargs)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._spare_builder = self._make_builder()
         self._flight: _Flight | None = None
 
     def step(self) -> bool:
@@ -105,16 +110,31 @@ class OverlappedLoop(Loop):
         flight = self._flight
         is_busy = self._emitter.flush() or flight is not None
         if flight is not None:
-            self._sampler.prepare([r for r in flight.plan.sampled if r.state is not RequestState.FINISHED])
+            self._prepare(flight.plan)
         self._intake()
         plan = self.scheduler.schedule(self.clock())
         batch = None if plan is None else self._build(plan, self._next_builder())
         if flight is not None:
-            self._apply(flight.plan, self._worker.result())
+            outcome = self._await_result()
             self._flight = None
+            self._apply(flight.plan, outcome)
         if plan is not None and batch is not None:
             self._launch(plan, batch)
         return is_busy or plan is not None
+
+    def _prepare(self, plan: Schedule) -> None:
+        """Grammar masks of the step in flight. What goes wrong here goes wrong again in `sample`, which handles it."""
+        try:
+            self._sampler.prepare([r for r in plan.sampled if r.state is not RequestState.FINISHED])
+        except Exception:
+            log.warning("preparing the sampler failed", exc_info=True)
+
+    def _await_result(self) -> Outcome:
+        """Waits for the step in flight; lets arrivals in and ends what is cancelled or late meanwhile."""
+        while (outcome := self._worker.result(_LOOK_S)) is None:
+            self._intake()
+            self._emitter.flush()
+        return outcome
 
     def _next_builder(self) -> BatchFromSchedule:
         self._builder, self._spare_builder = self._spare_builder, self._builder
@@ -128,17 +148,20 @@ class OverlappedLoop(Loop):
         self._flight = _Flight(plan, batch)
 
     def _recover(self, error: Exception) -> None:
-        if self._flight is not None:
-            self._worker.result()
-            self._flight = None
+        self._land()
         super()._recover(error)
 
     def stop(self) -> None:
         super().stop()
-        if self._flight is not None:
-            self._worker.result()
-            self._flight = None
+        self._land()
         self._worker.close()
+
+    def _land(self) -> None:
+        """Waits for the step in flight and drops its result."""
+        if self._flight is not None:
+            if self._worker.result(_CLOSE_S) is None:
+                log.error("the executor has not come back after %g s", _CLOSE_S)
+            self._flight = None
 
 
 def make_loop(executor: Executor, sampler: Sampler, config: ServingConfig, spec: ModelSpec) -> Loop:

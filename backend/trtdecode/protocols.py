@@ -31,15 +31,17 @@ class SampleResult:
 
 
 class Sampler(Protocol):
-    """Chooses tokens. Called by the loop's thread only. Its state of a request is `sampler_state` and `guide`."""
+    """Chooses tokens. Called by the loop's thread only, but for `needs_logits`. Its state of a request is
+    `sampler_state` and `guide`."""
 
     def needs_logits(self, request: Request) -> bool:
         """False when the request is plain greedy (no penalty, bias, mask, min_tokens, guide or logprobs), so that an
-        argmax from the executor is enough. Asked once, at admission."""
+        argmax from the executor is enough. Asked once, by the thread that submits; raises RequestError to refuse."""
         ...
 
     def prepare(self, requests: Sequence[Request]) -> None:
-        """Work that needs no logits (grammar masks); runs before `sample`, while the executor runs if it can."""
+        """Work that needs no logits (grammar masks), while the executor runs. The plain loop does not call it, so
+        `sample` must not rely on it."""
         ...
 
     def sample(self, result: BatchResult, requests: Sequence[Request]) -> SampleResult:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from trtdecode.executor.base import Batch, BatchResult
 
-EMPTY = -1
+EMPTY, GARBAGE = -1, -2
 
 
 def history_hash(token_ids: npt.NDArray[np.int32]) -> int:
@@ -40,7 +40,7 @@ class FakeExecutor:
         self._slots = np.full((num_blocks, block_size), EMPTY, np.int32)
 
     def execute(self, batch: Batch) -> BatchResult:
-        """Copies blocks, writes, attends. A failing step has written by then: what it leaves must not be used."""
+        """Copies blocks, writes, attends. A failing step leaves garbage in every slot that it was to write."""
         self.num_steps += 1
         self.num_tokens += batch.num_tokens
         slots, size = self._slots, self.block_size
@@ -48,7 +48,9 @@ class FakeExecutor:
             slots[target] = slots[source]
         tables, histories = batch.block_indices, []
         query_begins, block_begins = batch.query_begins.tolist(), batch.block_begins.tolist()
-        input_ids, positions = batch.input_ids.astype(np.int32), batch.positions.tolist()
+        fails, self.fail_next = self.fail_next, False
+        input_ids = np.full(batch.num_tokens, GARBAGE, np.int32) if fails else batch.input_ids.astype(np.int32)
+        positions = batch.positions.tolist()
         for index, past in enumerate(batch.past_lens.tolist()):
             begin, end = query_begins[index], query_begins[index + 1]
             table = tables[block_begins[index] : block_begins[index + 1]]
@@ -65,8 +67,7 @@ class FakeExecutor:
         assert batch.max_context_len == max(
             past + query_begins[i + 1] - query_begins[i] for i, past in enumerate(batch.past_lens.tolist())
         )
-        if self.fail_next:
-            self.fail_next = False
+        if fails:
             raise RuntimeError("injected fault")
         return BatchResult(None, np.array(self._hashes(batch, histories), np.int64))
 

@@ -170,8 +170,9 @@ class World:
         return [self.rng.randrange(VOCAB_SIZE) for _ in range(count)]
 
     def _has_given_up(self, client: Client) -> bool:
-        if client.cancel_at is not None and self.now >= client.cancel_at and client.final is None:
-            client.has_cancelled = True
+        """Polled at any moment of a step, also while the executor runs."""
+        if client.cancel_at is not None and client.final is None:
+            client.has_cancelled |= self.now >= client.cancel_at or self.rng.random() < 0.005
         return client.has_cancelled
 
     # -- checks -----------------------------------------------------------------------------------------------------
