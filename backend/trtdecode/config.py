@@ -16,7 +16,8 @@ from typing import Any
 from trtdecode.errors import ConfigError
 
 EXECUTORS = ("auto", "openvino", "tensorrt", "torch")
-PRECISIONS = ("auto", "f32", "f16", "bf16", "fp8", "int8", "int4")
+#: Of weights: the graphs' names, and the engines' (support.ENGINE_PRECISIONS).
+PRECISIONS = ("auto", "f32", "f16", "bf16", "fp16", "fp8", "int8", "int8_weight", "int4")
 COMPUTE_PRECISIONS = ("auto", "f32", "int8", "bf16", "f16", "mixed")
 KV_CACHE_PRECISIONS = ("auto", "f32", "u8", "f16", "bf16", "fp8", "int8")
 

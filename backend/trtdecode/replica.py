@@ -14,6 +14,7 @@ from trtdecode.errors import InvalidRequest
 from trtdecode.executor.base import Executor
 from trtdecode.executor.choice import ExecutorChoice
 from trtdecode.executor.factory import create_executor
+from trtdecode.executor.gpu_factory import GpuOptions
 from trtdecode.manifest import ModelSpec, read_manifest
 from trtdecode.metrics import LoopMetrics
 from trtdecode.overlap import make_loop
@@ -64,9 +65,15 @@ class Replica:
 
     @classmethod
     def load(
-        cls, version_dir: Path, config: ServingConfig | None = None, *, device_kind: str = "CPU", device_id: int = 0
+        cls,
+        version_dir: Path,
+        config: ServingConfig | None = None,
+        *,
+        device_kind: str = "CPU",
+        device_id: int = 0,
+        gpu_options: GpuOptions | None = None,
     ) -> Replica:
-        """Checks the version folder and loads it.
+        """Checks the version folder and loads it; the keywords are `create_executor`'s.
 
         Raises:
             ManifestError, ConfigError, UnsupportedError: what does not fit and what to do.
@@ -74,7 +81,9 @@ class Replica:
         chosen = config or ServingConfig()
         manifest = read_manifest(version_dir)
         tokenizer = Tokenizer.from_dir(version_dir)
-        executor, choice = create_executor(chosen, manifest, version_dir, device_kind=device_kind, device_id=device_id)
+        executor, choice = create_executor(
+            chosen, manifest, version_dir, device_kind=device_kind, device_id=device_id, gpu_options=gpu_options
+        )
         return cls(manifest.spec, tokenizer, executor, choice, chosen)
 
     @property

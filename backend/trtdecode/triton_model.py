@@ -14,6 +14,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from trtdecode.errors import ExecutorFailed, RequestError, TrtdecodeError, wire_status
+from trtdecode.executor.gpu_factory import GpuOptions
 from trtdecode.manifest import Manifest, read_manifest
 from trtdecode.model_config import ModelConfig
 from trtdecode.replica import Replica
@@ -93,6 +94,12 @@ class TritonPythonModel:
                 self._config.serving,
                 device_kind=args["model_instance_kind"],
                 device_id=int(args["model_instance_device_id"]),
+                gpu_options=GpuOptions(
+                    graphs=self._config.cuda_graphs,
+                    graph_batch_sizes=self._config.graph_batch_sizes,
+                    busy_wait=self._config.busy_wait_events,
+                    engine_precision=self._config.engine_precision,
+                ),
             )
         except TrtdecodeError as error:
             raise pb_utils.TritonModelException(f"{type(error).__name__}: {error}") from error

@@ -24,6 +24,7 @@ from trtbuild.engine.segments import cut, load_graph
 from trtdecode.executor.engine_steps import EngineFile, EngineStep, EngineSteps, TensorSpec, TokenProfile, write_steps
 from trtdecode.executor.graph_interpreter import GraphInterpreter
 from trtdecode.executor.onnx_graph import read_graph
+from trtdecode.manifest import sha256_of
 
 _TYPES = {1: torch.float32, 6: torch.int32, 7: torch.int64}
 SCRATCH_PER_TOKEN = 100
@@ -67,10 +68,19 @@ class _CuttableBuilder(_Builder):
 
 
 def write_engine_folder(
-    spec: TinySpec, directory: Path, *, max_num_seqs: int = 4, max_tokens: int = 32
+    spec: TinySpec,
+    directory: Path,
+    *,
+    max_num_seqs: int = 4,
+    max_tokens: int = 32,
+    key: Mapping[str, str] | None = None,
 ) -> tuple[Path, EngineSteps]:
-    """Cuts a tiny decoder as `trtdecode build` does and writes its segments as "engines"."""
-    directory.mkdir(exist_ok=True)
+    """Cuts a tiny decoder as `trtdecode build` does and writes its segments as "engines".
+
+    Args:
+        key: what `segments.json` says each was built from.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
     cut_graph = cut(load_graph(spec.write(directory)))
     for segment in cut_graph.segments:
         ir.save(segment.model, directory / f"{segment.name}.onnx", external_data=f"{segment.name}.data")
@@ -80,7 +90,7 @@ def write_engine_folder(
     save_file(arrays, directory / "tables.safetensors")
     steps = EngineSteps(
         precision="fp16",
-        sm=90,
+        sm=int((key or {}).get("sm", "90")),
         flavour="tensorrt-rtx",
         builder_version="0",
         source_graph="f32",
@@ -93,7 +103,10 @@ def write_engine_folder(
         ),
         tensors=tensors,
         output=cut_graph.output,
-        engines={f"{segment.name}.onnx": EngineFile("0", 0, {}) for segment in cut_graph.segments},
+        engines={
+            path.name: EngineFile(sha256_of(path), path.stat().st_size, dict(key or {}))
+            for path in sorted(directory.glob("segment_*.onnx"))
+        },
     )
     write_steps(directory, steps)
     return directory, steps

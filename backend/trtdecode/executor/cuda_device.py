@@ -145,7 +145,10 @@ class TorchCudaDevice:
             target.copy_(source, non_blocking=True)
 
     def enqueue(self, context: EngineContext) -> None:
-        context.enqueue(self.stream)
+        import torch
+
+        with torch.cuda.stream(self._stream):  # makes this GPU the thread's current one
+            context.enqueue(self.stream)
 
     def run(self, work: Callable[[], T]) -> T:
         import torch

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtdecode.config import ServingConfig
-from trtdecode.errors import ConfigError, ManifestError, UnsupportedError
+from trtdecode.errors import ManifestError
 from trtdecode.executor.base import Executor
 from trtdecode.executor.choice import ExecutorChoice, choose_executor
 from trtdecode.executor.devices import find_devices
 from trtdecode.executor.machine import cpu_flags, memory_bytes
 from trtdecode.manifest import Manifest, verify_files
 
-#: Shares of memory for the KV pool when the configuration names neither bytes nor a fraction.
-DEFAULT_CPU_FRACTION = 0.1  # of RAM
-DEFAULT_GPU_FRACTION = 0.9  # of what is free once the weights are loaded
+if TYPE_CHECKING:
+    from trtdecode.executor.gpu_factory import GpuOptions
+
+#: Share of RAM for the KV pool when the configuration names neither bytes nor a fraction.
+DEFAULT_CPU_FRACTION = 0.1
 
 #: `precision: auto` takes the first that the version has.
 _OPENVINO_PRECISIONS = ("int8", "int4", "f32", "f16", "bf16")
@@ -22,13 +25,20 @@ _TORCH_PRECISIONS = ("f32", "bf16", "f16", "int8", "int4")
 
 
 def create_executor(
-    config: ServingConfig, manifest: Manifest, version_dir: Path, *, device_kind: str, device_id: int
+    config: ServingConfig,
+    manifest: Manifest,
+    version_dir: Path,
+    *,
+    device_kind: str,
+    device_id: int,
+    gpu_options: GpuOptions | None = None,
 ) -> tuple[Executor, ExecutorChoice]:
     """Chooses, checks the files that will be opened against the manifest, and loads.
 
     Args:
         device_kind: Triton's instance kind, "CPU", "GPU" or "MODEL".
         device_id: the GPU's ordinal; ignored on a CPU.
+        gpu_options: `optimization.cuda` of config.pbtxt; None for the defaults.
 
     Returns:
         The executor, ready to run, and the choice: log it as one line and put it in the model's metadata.
@@ -38,14 +48,24 @@ def create_executor(
         ManifestError: the version lacks the precision, or its files are not what the manifest says.
         UnsupportedError: the graph or the library version is not supported.
     """
-    choice = choose_executor(config, manifest, find_devices(), device_kind=device_kind, device_id=device_id)
-    makers = {"openvino": _openvino_executor, "torch": _torch_executor, "tensorrt": _tensorrt_executor}
-    return makers[choice.executor](config, manifest, version_dir, choice), choice
+    devices = find_devices()
+    choice = choose_executor(config, manifest, devices, device_kind=device_kind, device_id=device_id)
+    if choice.executor == "openvino":
+        return _openvino_executor(config, manifest, version_dir), choice
+    if choice.device == "cpu":
+        return _torch_executor(config, manifest, version_dir), choice
+    from trtdecode.executor.gpu_factory import GpuOptions, tensorrt_executor, torch_cuda_executor
+
+    options = gpu_options or GpuOptions()
+    if choice.executor == "tensorrt":
+        flavour = devices.tensorrt_flavour
+        return tensorrt_executor(config, manifest, version_dir, choice.device, flavour, options), choice
+    graph_file = _graph_file(config, manifest, _TORCH_PRECISIONS)
+    _verify(config, manifest, version_dir, graph_file)
+    return torch_cuda_executor(config, manifest.spec, version_dir / graph_file, choice.device, options), choice
 
 
-def _openvino_executor(
-    config: ServingConfig, manifest: Manifest, version_dir: Path, _choice: ExecutorChoice
-) -> Executor:
+def _openvino_executor(config: ServingConfig, manifest: Manifest, version_dir: Path) -> Executor:
     from trtdecode.executor.openvino_executor import OpenVinoExecutor
 
     graph_file = _graph_file(config, manifest, _OPENVINO_PRECISIONS)
@@ -85,28 +105,18 @@ def auto_compute_precision(
     return "mixed" if "amx_bf16" in flags and 8 * weight_bytes < ram_bytes else "int8"
 
 
-def _torch_executor(config: ServingConfig, manifest: Manifest, version_dir: Path, choice: ExecutorChoice) -> Executor:
+def _torch_executor(config: ServingConfig, manifest: Manifest, version_dir: Path) -> Executor:
     from trtdecode.executor.torch_executor import TorchExecutor
 
     graph_file = _graph_file(config, manifest, _TORCH_PRECISIONS)
     _verify(config, manifest, version_dir, graph_file)
-    on_gpu = choice.device != "cpu"
-    dtype = config.compute_precision
-    if dtype == "auto":
-        dtype = "f16" if on_gpu else "f32"
+    dtype = "f32" if config.compute_precision == "auto" else config.compute_precision
     return TorchExecutor(
         version_dir / graph_file,
-        kv_cache_bytes=_gpu_pool_bytes(config, manifest, choice.device) if on_gpu else _cpu_pool_bytes(config),
-        device=choice.device,
+        kv_cache_bytes=_cpu_pool_bytes(config),
         dtype=dtype,
         kv_dtype=dtype if config.kv_cache_precision == "auto" else config.kv_cache_precision,
     )
-
-
-def _tensorrt_executor(
-    _config: ServingConfig, _manifest: Manifest, _version_dir: Path, _choice: ExecutorChoice
-) -> Executor:
-    raise UnsupportedError("executor tensorrt: not part of this release; use executor torch or openvino")
 
 
 def _graph_file(config: ServingConfig, manifest: Manifest, preference: tuple[str, ...]) -> str:
@@ -129,16 +139,3 @@ def _verify(config: ServingConfig, manifest: Manifest, version_dir: Path, graph_
 
 def _cpu_pool_bytes(config: ServingConfig) -> int:
     return config.kv_cache_bytes or int((config.kv_cache_fraction or DEFAULT_CPU_FRACTION) * memory_bytes())
-
-
-def _gpu_pool_bytes(config: ServingConfig, manifest: Manifest, device: str) -> int:
-    """Free memory less the weights in two bytes a value (at most twice an INT8 file), times the fraction."""
-    if config.kv_cache_bytes:
-        return config.kv_cache_bytes
-    import torch
-
-    free, _total = torch.cuda.mem_get_info(device)
-    weights = 2 * max(entry.num_bytes for entry in manifest.files.values())
-    if weights >= free:
-        raise ConfigError(f"{device}: {free} bytes free, but the weights may need {weights}; use a larger GPU")
-    return int((config.kv_cache_fraction or DEFAULT_GPU_FRACTION) * (free - weights))
