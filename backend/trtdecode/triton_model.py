@@ -196,6 +196,7 @@ class TritonPythonModel:
         return {
             "model": self._name,
             "version": self._version,
+            "server_pid": os.getppid(),
             "live": self._sender.num_live,
             "draining": self._replica.is_draining,
         }

@@ -105,6 +105,14 @@ class ControlSocket:
     def instance(self) -> str:
         return self.path.stem.split("-", 1)[1]
 
+    @property
+    def made_at(self) -> float:
+        """Seconds since the epoch; 0 when it is gone."""
+        try:
+            return self.path.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
     def ask(self, command: str, wait_s: float = _ANSWER_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
         """Sends one command and waits for the answer.
 

@@ -28,25 +28,23 @@ class DrainReport:
 def drain(
     model: str | None = None,
     *,
-    stub_pids: set[int] | None = None,
+    version: str | None = None,
+    server_pid: int | None = None,
     cancel: bool = False,
     timeout_s: float = 30.0,
 ) -> list[DrainReport]:
     """Drains every instance of a model at once (all models when None).
 
     Args:
-        stub_pids: only these processes (a supervisor drains its own server's).
+        version: only this version (a cut-over drains the old one).
+        server_pid: only instances of this tritonserver; default all of this user's on this machine.
         cancel: end running requests with CANCELLED instead of waiting for them.
         timeout_s: after it, what still runs is cancelled.
 
     Raises:
-        ServerError: no instance of the model runs here.
+        ServerError: no such instance runs here.
     """
-    sockets = [
-        entry
-        for entry in list_control_sockets()
-        if (stub_pids is None or entry.stub_pid in stub_pids) and (model is None or _model_of(entry) == model)
-    ]
+    sockets = _select(model, version, server_pid)
     if not sockets:
         wanted = f"of model {model!r} " if model else ""
         raise ServerError(f"no running instance {wanted}found; is the server running on this machine, as this user?")
@@ -54,19 +52,25 @@ def drain(
         return list(pool.map(lambda entry: _drain_one(entry, cancel, timeout_s), sockets))
 
 
-def resume(model: str | None = None) -> int:
+def resume(model: str | None = None, *, version: str | None = None, server_pid: int | None = None) -> int:
     """Takes new work again (a promotion was called off); returns the number of instances told."""
-    entries = [entry for entry in list_control_sockets() if model is None or _model_of(entry) == model]
+    entries = _select(model, version, server_pid)
     for entry in entries:
         entry.ask("resume")
     return len(entries)
 
 
-def _model_of(entry: ControlSocket) -> str:
-    try:
-        return str(entry.ask("status")["model"])
-    except ServerError:
-        return ""
+def _select(model: str | None, version: str | None, server_pid: int | None) -> list[ControlSocket]:
+    found = []
+    for entry in list_control_sockets():
+        try:
+            status = entry.ask("status")
+        except ServerError:
+            continue  # ended between listing and asking
+        wanted = {"model": model, "version": version, "server_pid": server_pid}
+        if all(value is None or status[key] == value for key, value in wanted.items()):
+            found.append(entry)
+    return found
 
 
 def _drain_one(entry: ControlSocket, cancel: bool, timeout_s: float) -> DrainReport:

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import http.client
+import time
 from dataclasses import dataclass, field
 
 from trtdecode.errors import ServerError
 from trtdecode.server.backend_dir import BACKEND_NAME
 from trtdecode.server.client import ServerClient
+from trtdecode.server.control import list_control_sockets
 from trtdecode.server.processes import StubProcess
 
 #: A counter of ours that grows with every generated token: growth is proof of life without asking.
 PROGRESS_METRIC = "trtdecode_generation_tokens"
 #: What Triton answers for a stub that is gone; its status is that of a bad request.
 _UNHEALTHY = b"is not healthy"
+#: A stub that is ready is taken note of within milliseconds; after this long it never will be.
+HUNG_AFTER_S = 20.0
+
+
+def seconds_since_loaded(model: str, stubs: list[StubProcess]) -> float | None:
+    """How long ago the last stub of the model finished its `initialize`; None while one has not, or there is none.
+
+    A control socket is the last thing that `initialize` makes.
+    """
+    made = {entry.stub_pid: entry.made_at for entry in list_control_sockets()}
+    pids = [stub.pid for stub in stubs if stub.is_alive and stub.instance.startswith(f"{model}_")]
+    if not pids or not all(pid in made for pid in pids):
+        return None
+    return time.time() - max(made[pid] for pid in pids)
+
+
+def hung_load(stubs: list[StubProcess], index: list[dict[str, str]]) -> str | None:
+    """The reason to restart when Triton still waits for a stub that has long been ready, or None.
+
+    Under load 2.51 sometimes never sees the message that ends a stub's initialisation.
+    """
+    for row in index:
+        if row.get("state") == "LOADING":
+            seconds = seconds_since_loaded(row["name"], stubs)
+            if seconds is not None and seconds > HUNG_AFTER_S:
+                return f"the load of {row['name']} hangs: its stub has been ready for {seconds:.0f} s"
+    return None
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from trtdecode.errors import ServerError
 from trtdecode.server import processes
 from trtdecode.server.backend_dir import BACKEND_NAME, assemble_backend_dir
 from trtdecode.server.client import ServerClient
+from trtdecode.server.health import HUNG_AFTER_S, seconds_since_loaded
 from trtdecode.server.locate import ServerInstallation, check_python, library_path, locate_server
 from trtdecode.server.ports import Ports, check_ports, free_ports
 
@@ -29,8 +30,8 @@ _START_ATTEMPTS = 3
 STUB_TIMEOUT_S = 600
 
 
-class _CrashedError(ServerError):
-    """Ended by a signal before it was ready."""
+class _FailedStartError(ServerError):
+    """A crash or a hang of tritonserver itself, before it was ready."""
 
 
 class TritonServer:
@@ -82,6 +83,7 @@ class TritonServer:
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._log_start = 0
         connect_host = "127.0.0.1" if host == "0.0.0.0" else host
         self.http_address = f"{connect_host}:{self.ports.http}"
         self.grpc_address = f"{connect_host}:{self.ports.grpc}"
@@ -115,8 +117,9 @@ class TritonServer:
     def start(self, timeout_s: float = 120.0) -> None:
         """Launches and waits for /v2/health/ready.
 
-        A server that dies of a signal before it has served anything is launched again, twice at most, and the crash is
-        logged as a warning: under load 2.51 sometimes aborts while it starts a stub.
+        A server that dies of a signal before it has served anything, or hangs although its stubs are ready, is launched
+        again, twice at most, and that is logged as a warning: under load 2.51 does either now and then while it starts
+        a stub.
 
         Raises:
             ServerError: busy port, exit during start-up (with the log's own reason), or not ready in time.
@@ -127,7 +130,7 @@ class TritonServer:
             try:
                 self._wait_ready(timeout_s)
                 return
-            except _CrashedError as error:
+            except _FailedStartError as error:
                 self.kill()
                 if attempt == _START_ATTEMPTS:
                     raise
@@ -138,6 +141,7 @@ class TritonServer:
 
     def _launch(self) -> None:
         self._log = self.log_path.open("ab")
+        self._log_start = self._log.tell()
         self._process = subprocess.Popen(
             self.command(),
             env=self.environment(),
@@ -184,20 +188,32 @@ class TritonServer:
         return environment
 
     def _wait_ready(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        begin = time.monotonic()
         while not self.client.is_ready():
             if not self.is_running:
                 assert self._process is not None
                 status = self._process.returncode
                 if status < 0:
                     name = signal.Signals(-status).name
-                    raise _CrashedError(f"tritonserver crashed during start-up ({name}; log: {self.log_path})")
+                    raise _FailedStartError(f"tritonserver crashed during start-up ({name}; log: {self.log_path})")
                 raise ServerError(f"tritonserver exited during start-up: {self._reason()} (log: {self.log_path})")
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - begin
+            if waited > HUNG_AFTER_S and (hung := self._hung_model()):
+                raise _FailedStartError(f"tritonserver hangs in the load of {hung} (log: {self.log_path})")
+            if waited > timeout_s:
                 raise ServerError(
                     f"tritonserver was not ready after {timeout_s:g} s: {self._reason()} (log: {self.log_path})"
                 )
             time.sleep(0.05)
+
+    def _hung_model(self) -> str | None:
+        """A model whose stubs have long been ready while the log does not say that Triton took it."""
+        log_bytes, stubs = self.log_path.read_bytes()[self._log_start :], self.stubs()
+        for model in sorted(entry.name for entry in self.repository.iterdir() if entry.is_dir()):
+            seconds = seconds_since_loaded(model, stubs)
+            if seconds and seconds > HUNG_AFTER_S and f"successfully loaded '{model}'".encode() not in log_bytes:
+                return model
+        return None
 
     def _reason(self) -> str:
         """The last error line of the log, without Triton's prefix."""

@@ -18,7 +18,7 @@ from types import FrameType
 
 from trtdecode.errors import ServerError
 from trtdecode.server.drain import drain
-from trtdecode.server.health import Liveness, StubWatch
+from trtdecode.server.health import Liveness, StubWatch, hung_load
 from trtdecode.server.launch import TritonServer
 from trtdecode.server.locate import ServerInstallation
 from trtdecode.server.ports import Ports
@@ -124,7 +124,8 @@ class Supervisor:
                 return "tritonserver exited"
             # An unreachable index is the liveness probe's business.
             with contextlib.suppress(OSError, http.client.HTTPException, ServerError):
-                if reason := stubs.look(server.stubs(), server.client.index()):
+                seen, index = server.stubs(), server.client.index()
+                if reason := stubs.look(seen, index) or hung_load(seen, index):
                     return reason
             if time.monotonic() >= next_liveness:
                 reason = liveness.check(server.client)
@@ -135,23 +136,22 @@ class Supervisor:
         return None
 
     def _drain_and_stop(self, server: TritonServer) -> int:
-        pids = {stub.pid for stub in server.stubs() if stub.is_alive}
         self._log(f"draining (up to {self._options.drain_timeout_s:g} s; signal again to cancel what runs)")
-        thread = threading.Thread(target=self._drain, args=(pids, False), name="drain", daemon=True)
+        thread = threading.Thread(target=self._drain, args=(server.pid, False), name="drain", daemon=True)
         thread.start()
         while thread.is_alive():
             thread.join(0.1)
             if self._hurry.is_set():
-                self._drain(pids, True)
+                self._drain(server.pid, True)
                 break
         server.stop()
         self._log("stopped")
         return 0
 
-    def _drain(self, pids: set[int], cancel: bool) -> None:
+    def _drain(self, server_pid: int, cancel: bool) -> None:
         # A server without our models has nobody to ask; it is simply stopped.
         with contextlib.suppress(ServerError):
-            for report in drain(stub_pids=pids, cancel=cancel, timeout_s=self._options.drain_timeout_s):
+            for report in drain(server_pid=server_pid, cancel=cancel, timeout_s=self._options.drain_timeout_s):
                 state = "drained" if report.drained else f"not drained, {report.live} left {report.error}"
                 self._log(f"{report.instance}: {state} after {report.seconds:.1f} s")
 
