@@ -47,7 +47,7 @@ def start_gateway(gateway_server: RunningServer) -> Iterator[Callable[..., Gatew
     from trtdecode.gateway.app import create_app
     from trtdecode.gateway.settings import GatewaySettings
 
-    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+    running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
     def start(**settings: object) -> Gateway:
         settings.setdefault("triton_urls", (gateway_server.grpc_address,))
@@ -58,16 +58,18 @@ def start_gateway(gateway_server: RunningServer) -> Iterator[Callable[..., Gatew
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        running.append((server, thread))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         deadline = time.monotonic() + 30
         while not server.started:
             assert time.monotonic() < deadline, "the gateway did not start"
             time.sleep(0.02)
-        return Gateway(url, gateway_server, httpx.Client(base_url=url, timeout=120))
+        client = httpx.Client(base_url=url, timeout=120)
+        running.append((server, thread, client))
+        return Gateway(url, gateway_server, client)
 
     yield start
-    for server, thread in running:
+    for server, thread, client in running:
+        client.close()
         server.should_exit = True
         thread.join(15)
 

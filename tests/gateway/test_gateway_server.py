@@ -24,8 +24,8 @@ def completion(gateway: Gateway, **fields: object) -> httpx.Response:
     return gateway.client.post("/v1/completions", json={"model": "chain", "prompt": "x", **GREEDY, **fields})
 
 
-def client(gateway: Gateway, key: str = "none-needed") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
+def client(gateway: Gateway) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none-needed", max_retries=0, http_client=gateway.client)
 
 
 # --- with the openai client ---

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import numpy as np
 import tritonclient.grpc.aio as grpcclient
 from tritonclient.utils import InferenceServerException
@@ -75,7 +76,9 @@ class TritonConnection:
             GatewayError: what Triton said, or 503 when it is away, or 504 after the timeout.
         """
         rank = await self._rank(generation.model)
-        responses: Any = self._client.stream_infer(self._requests(generation, rank))
+        # Without the header Triton sends a refusal as a text inside the stream, and its status is lost.
+        headers = {"triton_grpc_error": "true"}
+        responses: Any = self._client.stream_infer(self._requests(generation, rank), headers=headers)
         try:
             async with asyncio.timeout(self._timeout):
                 async for result, error in responses:
@@ -84,7 +87,7 @@ class TritonConnection:
                     piece = _piece(result, generation)
                     if piece is not None:
                         yield piece
-        except InferenceServerException as error:
+        except (InferenceServerException, grpc.aio.AioRpcError) as error:
             raise _gateway_error(error) from error
         except TimeoutError:
             raise GatewayError(504, f"no end of the answer within {self._timeout:g} s") from None
@@ -168,9 +171,13 @@ def _piece(result: Any, generation: Generation) -> Piece | None:
     )
 
 
-def _gateway_error(error: InferenceServerException) -> GatewayError:
-    status = error.status()
-    found = from_triton(status, str(error.message()))
-    if status == "StatusCode.UNAVAILABLE" and "Connection refused" in found.message:
+def _gateway_error(error: InferenceServerException | grpc.aio.AioRpcError) -> GatewayError:
+    """tritonclient wraps what a call raises, but not what iterating a stream raises."""
+    if isinstance(error, InferenceServerException):
+        status, text = error.status(), str(error.message())
+    else:
+        status, text = str(error.code()), error.details() or ""
+    found = from_triton(status, text)
+    if status == "StatusCode.UNAVAILABLE" and "Connection refused" in text:
         return GatewayError(503, "the inference server is away; retry later", retry_after=UNAVAILABLE_RETRY_AFTER)
     return found

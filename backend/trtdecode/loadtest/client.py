@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import numpy as np
 import tritonclient.grpc.aio as grpcclient
 from tritonclient.utils import InferenceServerException
@@ -59,7 +60,9 @@ class LoadClient:
     async def send(self, shot: Shot, prompt: str) -> Record:
         """Sends one request and reads it to its end, its cancellation or the timeout. Errors become records."""
         record = Record(sent_at=time.monotonic(), tokens_counted=self._counts_tokens)
-        responses: Any = self._client.stream_infer(self._one(self._request(shot, prompt)))
+        # The header makes Triton end a refused stream with a status, which is what errors are counted by.
+        headers = {"triton_grpc_error": "true"}
+        responses: Any = self._client.stream_infer(self._one(self._request(shot, prompt)), headers=headers)
         limit = self._timeout if shot.cancel_after is None else shot.cancel_after
         try:
             await asyncio.wait_for(self._read(responses, record), limit)
@@ -69,7 +72,7 @@ class LoadClient:
                 record.error = f"no end within {limit:g} s"
             else:
                 record.cancelled = True
-        except InferenceServerException as error:
+        except (InferenceServerException, grpc.aio.AioRpcError) as error:
             record.error = _kind(error)
         record.ended_at = time.monotonic()
         if record.ok and not record.chunk_times and not record.num_tokens:
@@ -113,7 +116,10 @@ class LoadClient:
         yield request
 
 
-def _kind(error: InferenceServerException) -> str:
+def _kind(error: InferenceServerException | grpc.aio.AioRpcError) -> str:
     """A short name to count errors by: the status and the first words of the message."""
-    status = error.status() or "ERROR"
-    return f"{status}: {str(error.message())[:60]}"
+    if isinstance(error, InferenceServerException):
+        status, text = error.status() or "ERROR", str(error.message())
+    else:
+        status, text = error.code().name, error.details() or ""
+    return f"{status.removeprefix('StatusCode.')}: {text[:60]}"

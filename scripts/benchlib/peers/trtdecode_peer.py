@@ -36,9 +36,8 @@ def loop(version_dir: Path, threads: int) -> None:
         return total
 
     facts = replica.executor.describe()
-    precision = (
-        f"{replica.precision} weights, {facts.get('kv_cache_precision', '?')} KV, {facts.get('compute_precision', '?')}"
-    )
+    names = {"kv_cache_precision": "KV", "compute_precision": "compute"}
+    precision = ", ".join(f"{facts[name]} {word}" for name, word in names.items() if name in facts)
     answer({"version": "this checkout", "precision": precision}, generate)
 
 
