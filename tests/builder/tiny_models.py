@@ -38,7 +38,9 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
 
 def make_model(config: transformers.PretrainedConfig, seed: int = 0) -> Any:
     """A random causal model in float32 with plain ("eager") attention, ready to run."""
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    # Falcon's eager attention adds ALiBi twice (it is in the mask already); its sdpa attention once.
+    attention = "sdpa" if config.model_type == "falcon" else "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     randomize(model, seed)
     return model.eval()
 

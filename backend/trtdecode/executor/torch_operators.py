@@ -218,3 +218,20 @@ def _dequantize_linear(attributes: Attributes, data: Tensor, scale: Tensor, zero
     if zero_point is not None:
         values = values - spread(zero_point.to(scale.dtype))
     return values * spread(scale)
+
+
+@_operator("TopK")
+def _top_k(attributes: Attributes, data: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    assert attributes.get("largest", 1), "TopK of the smallest is not emitted by our builders"
+    values, indices = data.topk(_ints(count)[0], dim=attributes.get("axis", -1))
+    return values, indices
+
+
+@_operator("ReduceSum")
+def _reduce_sum(attributes: Attributes, data: Tensor, axes: Tensor) -> Tensor:
+    return data.sum(_ints(axes), keepdim=bool(attributes.get("keepdims", 1)))
+
+
+@_operator("ScatterElements")
+def _scatter_elements(attributes: Attributes, data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    return data.scatter(attributes.get("axis", 0), indices, updates)

@@ -9,7 +9,7 @@ from typing import Any
 from trtdecode.errors import CheckpointError
 from trtdecode.manifest import ModelSpec
 
-from trtbuild.graph.rope import RopeConfig, rope_from_config
+from trtbuild.graph.rope_frequencies import LONGROPE_NAMES, RopeConfig, rope_from_config
 
 RawConfig = Mapping[str, Any]
 
@@ -37,6 +37,7 @@ class DecoderConfig:
     rope: RopeConfig | None
     raw: RawConfig
     softcap: float = 0.0  # attention scores become softcap * tanh(score / softcap); 0 means off
+    alibi_slopes: tuple[float, ...] = ()  # one a head: scores lose slope * distance; empty means off
 
     @property
     def spec(self) -> ModelSpec:
@@ -76,7 +77,18 @@ def rope_parameters(raw: RawConfig) -> tuple[float, Mapping[str, Any]]:
     parameters = raw.get("rope_parameters") or {}
     scaling = parameters or raw.get("rope_scaling") or {}
     theta = parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0
+    original = raw.get("original_max_position_embeddings")
+    if scaling and original is not None:
+        scaling = {"original_max_position_embeddings": original, **scaling}
     return float(theta), scaling
+
+
+def context_limit(raw: RawConfig, scaling: Mapping[str, Any]) -> int:
+    """Tokens the model may see: with LongRoPE the original length, because one cache has one set of frequencies."""
+    limit = required(raw, "max_position_embeddings")
+    if scaling.get("rope_type", scaling.get("type")) in LONGROPE_NAMES:
+        return int(scaling.get("original_max_position_embeddings") or limit)
+    return int(limit)
 
 
 def sliding_windows(raw: RawConfig, num_layers: int) -> tuple[int, ...]:
@@ -97,32 +109,64 @@ def sliding_windows(raw: RawConfig, num_layers: int) -> tuple[int, ...]:
     return tuple(window if layer >= first else 0 for layer in range(num_layers))
 
 
-def llama_like_config(family: str, raw: RawConfig, *, tied_default: bool = False) -> DecoderConfig:
-    """Reads a config that uses Llama's key names: most RMSNorm families."""
-    num_heads = required(raw, "num_attention_heads")
-    hidden_size = required(raw, "hidden_size")
-    num_layers = required(raw, "num_hidden_layers")
-    head_dim = raw.get("head_dim") or hidden_size // num_heads
-    max_context_len = required(raw, "max_position_embeddings")
-    theta, scaling = rope_parameters(raw)
-    rotary_dim = int(head_dim * (scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0))
+def make_config(
+    family: str,
+    raw: RawConfig,
+    *,
+    num_layers: int,
+    hidden_size: int,
+    num_heads: int,
+    tied_default: bool,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    sliding_windows: tuple[int, ...] | None = None,
+    attention_scale: float | None = None,
+    **fields: Any,
+) -> DecoderConfig:
+    """A DecoderConfig with the usual defaults: one KV head a head, hidden / heads wide, full attention."""
+    head_dim = head_dim or hidden_size // num_heads
     return DecoderConfig(
         family=family,
         num_layers=num_layers,
         hidden_size=hidden_size,
-        inner_size=required(raw, "intermediate_size"),
         num_heads=num_heads,
-        num_kv_heads=raw.get("num_key_value_heads") or num_heads,
+        num_kv_heads=num_kv_heads or num_heads,
         head_dim=head_dim,
         vocab_size=required(raw, "vocab_size"),
-        max_context_len=max_context_len,
-        norm_epsilon=float(required(raw, "rms_norm_eps")),
-        activation=raw.get("hidden_act") or "silu",
-        attention_scale=head_dim**-0.5,
-        sliding_windows=sliding_windows(raw, num_layers),
+        attention_scale=head_dim**-0.5 if attention_scale is None else attention_scale,
+        sliding_windows=sliding_windows or (0,) * num_layers,
         tied_head=bool(raw.get("tie_word_embeddings", tied_default)),
         bos_token_id=raw.get("bos_token_id"),
         eos_token_ids=token_ids(raw.get("eos_token_id")),
-        rope=rope_from_config(theta, rotary_dim, scaling, max_context_len),
         raw=raw,
+        **fields,
     )
+
+
+def llama_like_config(family: str, raw: RawConfig, *, tied_default: bool = False, **changes: Any) -> DecoderConfig:
+    """Reads a config that uses Llama's key names: most RMSNorm families. `changes` replace single fields."""
+    num_heads, num_layers = required(raw, "num_attention_heads"), required(raw, "num_hidden_layers")
+    hidden_size = required(raw, "hidden_size")
+    head_dim = raw.get("head_dim") or hidden_size // num_heads
+    max_context_len = required(raw, "max_position_embeddings")
+    theta, scaling = rope_parameters(raw)
+    fields: dict[str, Any] = {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "inner_size": required(raw, "intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": raw.get("num_key_value_heads"),
+        "head_dim": head_dim,
+        "max_context_len": context_limit(raw, scaling),
+        "norm_epsilon": float(required(raw, "rms_norm_eps")),
+        "activation": raw.get("hidden_act") or "silu",
+        "sliding_windows": sliding_windows(raw, num_layers),
+        "rope": rope_from_config(theta, rotary_dim(raw, scaling, head_dim), scaling, max_context_len),
+    }
+    return make_config(family, raw, tied_default=tied_default, **{**fields, **changes})
+
+
+def rotary_dim(raw: RawConfig, scaling: RawConfig, head_dim: int, default: float = 1.0) -> int:
+    """How many dimensions of a head rotate, from `partial_rotary_factor` wherever the config keeps it."""
+    factor = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or default
+    return int(head_dim * factor)

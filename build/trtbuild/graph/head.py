@@ -18,6 +18,11 @@ def embed_tokens(g: GraphBuilder, step: Step, config: DecoderConfig, name: str) 
         return table, table.gather(g, step.input_ids)
 
 
+def find_prefix(g: GraphBuilder, prefix: str, known: str) -> str:
+    """`prefix`, or "" for checkpoints saved from the bare model, told apart by where the tensor `known` is."""
+    return prefix if f"{prefix}{known}" in g.weights or known not in g.weights else ""
+
+
 def select_rows(g: GraphBuilder, step: Step, h: ir.Value) -> ir.Value:
     """The rows whose logits are wanted, f32[S, hidden]: norm and head then work on these only."""
     return g.op("Gather", h, step.logit_indices, axis=0)
@@ -28,3 +33,10 @@ def lm_head(g: GraphBuilder, h: ir.Value, config: DecoderConfig, table: Matrix, 
     if config.tied_head:
         return multiply(g, h, table)
     return linear(g, h, name, config.hidden_size, config.vocab_size)
+
+
+def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
+    """cap * tanh(x / cap); x itself where cap is 0."""
+    if not cap:
+        return x
+    return g.op("Mul", g.op("Tanh", g.op("Div", x, g.scalar(cap))), g.scalar(cap))

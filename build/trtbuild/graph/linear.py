@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from trtbuild.checkpoint import load
 from trtbuild.graph.builder import GraphBuilder
-from trtbuild.graph.matrix import Matrix, matrix
+from trtbuild.graph.matrix import Float32, FloatMatrix, Matrix, Restore, matrix, rows_of
 
 
 def embedding(g: GraphBuilder, name: str, num_rows: int, width: int) -> Matrix:
@@ -16,19 +15,43 @@ def embedding(g: GraphBuilder, name: str, num_rows: int, width: int) -> Matrix:
     return matrix(g, (full,), ((num_rows, width),), full)
 
 
-def linear(g: GraphBuilder, x: ir.Value, name: str, num_in: int, num_out: int) -> ir.Value:
-    """y[T, num_out] = x[T, num_in] W^T (+ b), with `<name>.weight` [num_out, num_in] and `<name>.bias` if present."""
-    return merged_linear(g, x, (name,), num_in, (num_out,), name)
+def position_table(g: GraphBuilder, name: str, num_rows: int, width: int, *, skip: int = 0) -> FloatMatrix:
+    """A learned position embedding, always in f32: small, and quantising it buys nothing.
+
+    Args:
+        skip: rows in front that stand for no position (OPT keeps two).
+    """
+    full = f"{name}.weight"
+    g.expect(full, (num_rows + skip, width))
+    rows = rows_of(g, full, (num_rows, width), lambda table: table[skip:])
+    return FloatMatrix(g.store(full, (num_rows, width), rows))
+
+
+def linear(
+    g: GraphBuilder, x: ir.Value, name: str, num_in: int, num_out: int, *, restore: Restore | None = None
+) -> ir.Value:
+    """y[T, num_out] = x[T, num_in] W^T (+ b), with `<name>.weight` [num_out, num_in] and `<name>.bias` if present.
+
+    Args:
+        restore: see `matrix`; it is applied to the bias too.
+    """
+    return merged_linear(g, x, (name,), num_in, (num_out,), name, restore=restore)
 
 
 def merged_linear(
-    g: GraphBuilder, x: ir.Value, names: tuple[str, ...], num_in: int, nums_out: tuple[int, ...], stored_as: str
+    g: GraphBuilder,
+    x: ir.Value,
+    names: tuple[str, ...],
+    num_in: int,
+    nums_out: tuple[int, ...],
+    stored_as: str,
+    *,
+    restore: Restore | None = None,
 ) -> ir.Value:
     """Several linear layers over the same x as one matmul; the result holds their outputs side by side."""
-    weights = matrix(
-        g, tuple(f"{name}.weight" for name in names), tuple((out, num_in) for out in nums_out), f"{stored_as}.weight"
-    )
-    return multiply(g, x, weights, _bias(g, names, nums_out, stored_as))
+    shapes = tuple((out, num_in) for out in nums_out)
+    weights = matrix(g, tuple(f"{name}.weight" for name in names), shapes, f"{stored_as}.weight", restore)
+    return multiply(g, x, weights, _bias(g, names, nums_out, stored_as, restore))
 
 
 def multiply(g: GraphBuilder, x: ir.Value, weights: Matrix, bias: ir.Value | None = None) -> ir.Value:
@@ -37,13 +60,22 @@ def multiply(g: GraphBuilder, x: ir.Value, weights: Matrix, bias: ir.Value | Non
     return g.op("Gemm", *inputs, transB=1)
 
 
-def _bias(g: GraphBuilder, names: tuple[str, ...], nums_out: tuple[int, ...], stored_as: str) -> ir.Value | None:
+def transpose(stored: Float32) -> Float32:
+    """Restores GPT-2's Conv1D weights, which are stored [in, out]; a bias stays as it is."""
+    return np.ascontiguousarray(stored.T)
+
+
+def _bias(
+    g: GraphBuilder, names: tuple[str, ...], nums_out: tuple[int, ...], stored_as: str, restore: Restore | None
+) -> ir.Value | None:
     present = [f"{name}.bias" in g.weights for name in names]
     if not any(present):
         return None
-    parts = []
+    parts: list[Float32] = []
     for name, num_out, has_bias in zip(names, nums_out, present, strict=True):
         if has_bias:
             g.expect(f"{name}.bias", (num_out,))
-        parts.append(load(g.weights, f"{name}.bias") if has_bias else np.zeros(num_out, np.float32))
+            parts += rows_of(g, f"{name}.bias", (num_out,), restore)
+        else:
+            parts.append(np.zeros(num_out, np.float32))
     return g.store(f"{stored_as}.bias", (sum(nums_out),), parts)

@@ -7,18 +7,21 @@ gather and the head). "f32" keeps floats; "int8" keeps codes and scales (quantiz
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+from trtdecode.errors import CheckpointError
 
+from trtbuild.checkpoint import load
 from trtbuild.graph.builder import GraphBuilder
 from trtbuild.quantize.int8 import group_size_for, quantize_rows
 
 Float32 = npt.NDArray[np.float32]
+Restore = Callable[[Float32], Float32]
 
 
 class Matrix(Protocol):
@@ -77,13 +80,45 @@ def store_matrix(g: GraphBuilder, name: str, shape: tuple[int, int], pieces: Ite
     return FloatMatrix(g.store(name, shape, pieces))
 
 
-def matrix(g: GraphBuilder, names: tuple[str, ...], shapes: tuple[tuple[int, int], ...], stored_as: str) -> Matrix:
-    """The checkpoint's matrices `names` one below the other as one matrix called `stored_as`."""
-    for name, shape in zip(names, shapes, strict=True):
-        g.expect(name, shape)
+def matrix(
+    g: GraphBuilder,
+    names: tuple[str, ...],
+    shapes: tuple[tuple[int, int], ...],
+    stored_as: str,
+    restore: Restore | None = None,
+) -> Matrix:
+    """The checkpoint's matrices `names` one below the other as one matrix called `stored_as`.
+
+    Args:
+        shapes: [out, in] of each, after `restore`.
+        restore: turns a stored tensor into [out, in] with rows in the order of the heads; None where it is so already.
+    """
+    if restore is None:
+        for name, shape in zip(names, shapes, strict=True):
+            g.expect(name, shape)
     num_rows = sum(rows for rows, _ in shapes)
-    pieces = itertools.chain.from_iterable(g.weights.rows(name) for name in names)
+    pieces = itertools.chain.from_iterable(
+        rows_of(g, name, shape, restore) for name, shape in zip(names, shapes, strict=True)
+    )
     return store_matrix(g, stored_as, (num_rows, shapes[0][1]), pieces)
+
+
+def rows_of(g: GraphBuilder, name: str, shape: tuple[int, ...], restore: Restore | None) -> Iterator[Float32]:
+    """A tensor in pieces along its first axis; whole where it has to be restored."""
+    if restore is None:
+        yield from g.weights.rows(name)
+        return
+    stored = load(g.weights, name)
+    try:
+        restored = restore(stored)
+    except ValueError:
+        restored = stored
+    if restored.shape != shape:
+        raise CheckpointError(
+            f"tensor {name!r} has shape {list(stored.shape)}, which does not make {list(shape)}; "
+            "config and weights are of different models"
+        )
+    yield restored
 
 
 def _store_int8(g: GraphBuilder, name: str, shape: tuple[int, int], pieces: Iterator[Float32]) -> Int8Matrix:

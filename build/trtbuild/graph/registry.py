@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from trtdecode.errors import CheckpointError
 
-from trtbuild.graph import llama
+from trtbuild.graph import bloom, falcon, gemma, gpt2, gpt_neox, llama, mixtral, opt, phi, phi3, smollm3
 from trtbuild.graph.config import RawConfig
 from trtbuild.graph.family import Family
 
-FAMILIES: tuple[Family, ...] = (llama.LLAMA, llama.MISTRAL, llama.QWEN2)
+FAMILIES: tuple[Family, ...] = (
+    llama.LLAMA,
+    llama.MISTRAL,
+    llama.QWEN2,
+    llama.QWEN3,
+    smollm3.SMOLLM3,
+    phi3.PHI3,
+    mixtral.MIXTRAL,
+    gemma.GEMMA,
+    gemma.GEMMA2,
+    gemma.GEMMA3,
+    gpt2.GPT2,
+    gpt_neox.GPT_NEOX,
+    opt.OPT,
+    phi.PHI,
+    bloom.BLOOM,
+    falcon.FALCON,
+)
 
 BY_ARCHITECTURE: dict[str, Family] = {name: family for family in FAMILIES for name in family.architectures}
 

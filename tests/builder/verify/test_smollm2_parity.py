@@ -1,0 +1,136 @@
+"""The real model: SmolLM2-135M from its GGUF through our graphs, against transformers on the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from conformance.driver import Driver
+from trtbuild.pipeline import import_checkpoint
+from trtbuild.verify.parity import compare_logits, graph_logits, sample_prompts, verify_version
+from trtdecode.executor.base import Executor
+from trtdecode.executor.openvino_executor import OpenVinoExecutor
+from trtdecode.executor.torch_executor import TorchExecutor
+from trtdecode.manifest import read_manifest
+
+pytestmark = pytest.mark.slow
+
+POOL_BYTES = 1 << 27
+NUM_GREEDY = 64
+PROMPTS = (
+    "What is the capital of France?",
+    "Write a haiku about the sea.",
+    "Explain photosynthesis to a child.",
+    "List three prime numbers above 100.",
+    "Translate 'good morning' into Spanish.",
+    "Who wrote Hamlet?",
+    "def quicksort(items):",
+    "Why is the sky blue?",
+    "Name a mammal that lays eggs.",
+    "What is 17 times 23?",
+    "Tell me a short story about a lighthouse keeper.",
+    "Summarise the plot of Romeo and Juliet.",
+    "How do vaccines work?",
+    "Give me a recipe for pancakes.",
+    "What does HTTP stand for?",
+    "Describe the water cycle.",
+    "Write a polite email that declines an invitation.",
+    "What are the three laws of motion?",
+    "Suggest a name for a black cat.",
+    "Is a tomato a fruit?",
+)
+
+
+@pytest.fixture(scope="module")
+def version_dir(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("smollm2") / "smollm2"
+    return import_checkpoint(smollm2_gguf, target, precisions=("f32", "int8")).version_dir
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_gguf: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts(version_dir: Path) -> list[list[int]]:
+    tokenizer = tokenizers.Tokenizer.from_file(str(version_dir / "tokenizer.json"))
+    chat = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    return [tokenizer.encode(chat.format(prompt)).ids for prompt in PROMPTS]
+
+
+def _torch(path: Path) -> Executor:
+    return TorchExecutor(path, kv_cache_bytes=POOL_BYTES)
+
+
+def _openvino(path: Path) -> Executor:
+    return OpenVinoExecutor(path, kv_cache_bytes=POOL_BYTES)
+
+
+@pytest.fixture(scope="module", params=[_torch, _openvino], ids=["torch", "openvino"])
+def executor(request: pytest.FixtureRequest, version_dir: Path) -> Iterator[Executor]:
+    made = request.param(version_dir / "decoder.onnx")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def reference_logits(model: Any, version_dir: Path) -> tuple[list[list[int]], np.ndarray]:
+    rows = sample_prompts(version_dir, read_manifest(version_dir))
+    with torch.inference_mode():
+        return rows, np.concatenate([model(torch.tensor([row])).logits[0].numpy() for row in rows])
+
+
+def test_f32_logits(executor: Executor, reference_logits: tuple[list[list[int]], np.ndarray]) -> None:
+    prompts, wanted = reference_logits
+    parity = compare_logits(wanted, graph_logits(executor, prompts), ("transformers", executor.name))
+    print(parity)
+    assert parity.num_rows > 80
+    assert np.ptp(wanted) > 30
+    assert parity.max_abs_error < 1e-3
+    assert parity.argmax_agreement == 1.0
+
+
+@pytest.fixture(scope="module")
+def wanted_tokens(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=NUM_GREEDY,
+                min_new_tokens=NUM_GREEDY,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=2,
+            )
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+def test_64_greedy_tokens_of_20_prompts_in_one_batch(
+    executor: Executor, prompts: list[list[int]], wanted_tokens: list[list[int]]
+) -> None:
+    driver = Driver(executor)
+    sequences = [driver.sequence(prompt, room=NUM_GREEDY) for prompt in prompts]
+    assert driver.greedy(sequences, NUM_GREEDY) == wanted_tokens
+
+
+def test_int8_stays_close_to_f32(version_dir: Path) -> None:
+    make: Callable[[Path], Executor] = _openvino
+    (parity,) = verify_version(version_dir, make)
+    print(parity)
+    assert (parity.reference, parity.candidate) == ("f32", "int8")
+    assert parity.kl_divergence < 5e-3
+    assert parity.argmax_agreement > 0.95
+    assert (version_dir / "reports" / "parity.json").is_file()
