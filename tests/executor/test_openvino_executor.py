@@ -12,10 +12,12 @@ from conformance.driver import Driver
 from conformance.numpy_reference import NumpyDecoder
 from conformance.tiny_graph import TinySpec
 from trtdecode.errors import ConfigError, ManifestError, UnsupportedError
-from trtdecode.executor.openvino_executor import COMPUTE_PRECISIONS, OpenVinoExecutor
+from trtdecode.executor.openvino_executor import BF16_PRECISIONS, COMPUTE_PRECISIONS, OpenVinoExecutor
 from trtdecode.executor.openvino_paged_attention import check_openvino_version, read_decoder
 
 LLAMA = TinySpec()
+HAS_BF16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+AVAILABLE_PRECISIONS = [name for name in COMPUTE_PRECISIONS if HAS_BF16 or name not in BF16_PRECISIONS]
 TOKENS = np.random.default_rng(1).integers(0, LLAMA.vocab_size, 70).tolist()
 
 
@@ -90,7 +92,13 @@ def test_precisions_that_do_not_exist_or_fit(graph: Path, precisions: dict[str, 
         OpenVinoExecutor(graph, kv_cache_bytes=1 << 20, **precisions)
 
 
-@pytest.mark.parametrize("compute_precision", COMPUTE_PRECISIONS)
+def test_bf16_without_the_hardware_is_refused(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ov.Core, "get_property", lambda _core, _device, _name: ["FP32", "INT8"])
+    with pytest.raises(ConfigError, match="compute_precision: this CPU has no bfloat16 for mixed; use int8 or f32"):
+        OpenVinoExecutor(graph, kv_cache_bytes=1 << 20, kv_cache_precision="u8", compute_precision="mixed")
+
+
+@pytest.mark.parametrize("compute_precision", AVAILABLE_PRECISIONS)
 def test_u8_caches_stay_close_and_survive_copies(graph: Path, compute_precision: str) -> None:
     """Logits span about 20. A block is copied as bytes, scales included."""
     executor = OpenVinoExecutor(

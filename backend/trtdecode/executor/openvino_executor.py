@@ -42,6 +42,7 @@ PROGRAMS: dict[str, tuple[tuple[int, dict[str, Any]], ...]] = {
 }
 PROGRAMS["mixed"] = (PROGRAMS["int8"][0], (MIXED_BF16_TOKENS, PROGRAMS["bf16"][0][1]))
 COMPUTE_PRECISIONS = tuple(PROGRAMS)
+BF16_PRECISIONS = ("bf16", "mixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class OpenVinoExecutor:
         self.compute_precision = compute_precision
         self.num_threads = num_threads or usable_physical_cores()
         core = ov.Core()
+        _check_hardware(core, compute_precision)
         model = read_decoder(core, graph_path)
         split_gated_products(model)
         properties = {
@@ -179,7 +181,13 @@ def _check_precisions(kv_cache_precision: str, compute_precision: str) -> None:
     ):
         if value not in allowed:
             raise ConfigError(f"{parameter}: the openvino executor has no {value!r}; use one of {', '.join(allowed)}")
-    if kv_cache_precision == "f32" and compute_precision in ("bf16", "mixed"):
+    if kv_cache_precision == "f32" and compute_precision in BF16_PRECISIONS:
         raise ConfigError(
             f"kv_cache_precision: f32 does not go with compute_precision {compute_precision}; use u8, or compute in f32"
         )
+
+
+def _check_hardware(core: ov.Core, compute_precision: str) -> None:
+    """OpenVINO would compute in f32 without a word."""
+    if compute_precision in BF16_PRECISIONS and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise ConfigError(f"compute_precision: this CPU has no bfloat16 for {compute_precision}; use int8 or f32")
