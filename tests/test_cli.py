@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from trtdecode.cli.repository import choose_model, newest_version_dir, versions_
 from trtdecode.client import StreamClient
 from trtdecode.errors import ConfigError, ManifestError
 
-COMMANDS = ("import", "build", "serve", "drain", "chat", "replay", "batch")
+COMMANDS = ("import", "build", "layers", "serve", "drain", "chat", "replay", "batch")
 
 
 @pytest.fixture(autouse=True)
@@ -59,16 +58,18 @@ def test_no_arguments_is_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_is_quick() -> None:
-    """Under half a second, counted in CPU time since the machine may be busy: no heavy library is loaded for help."""
+    """Under half a second, as no heavy library is loaded for it: CPU time, and the best of three on a busy machine."""
     program = (
-        "import sys; from trtdecode.cli import main; main(['--help']); "
-        "print(sorted({'numpy', 'openvino', 'grpc', 'torch', 'onnx'} & set(sys.modules)))"
+        "import sys, time; from trtdecode.cli import main; main(['--help']); "
+        "print(sorted({'numpy', 'openvino', 'grpc', 'torch', 'onnx'} & set(sys.modules)), time.process_time())"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert result.stdout.splitlines()[-1] == "[]"
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+    seconds = []
+    for _ in range(3):
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        loaded, _, taken = result.stdout.splitlines()[-1].rpartition(" ")
+        assert loaded == "[]"
+        seconds.append(float(taken))
+    assert min(seconds) < 0.5
 
 
 def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:

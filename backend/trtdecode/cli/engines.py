@@ -1,4 +1,4 @@
-"""`trtdecode build`: TensorRT engines of a model version, for any GPU the builder knows; none is needed here."""
+"""`trtdecode build` and `layers`: TensorRT engines of a model version, for any GPU the builder knows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtdecode.errors import ConfigError
+
 if TYPE_CHECKING:
     from trtbuild.engine.build_options import BuildReport
 
 
 def register(app: typer.Typer) -> None:
     app.command("build", rich_help_panel="Models")(build)
+    app.command("layers", rich_help_panel="Models")(layers)
 
 
 def build(
@@ -70,8 +73,6 @@ def build(
 
 
 def _lines(path: Path) -> tuple[str, ...]:
-    from trtdecode.errors import ConfigError
-
     try:
         return tuple(line for line in path.read_text("utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
@@ -101,3 +102,33 @@ def _print_report(result: BuildReport) -> None:
         )
     if result.layers_path is not None:
         typer.echo(f"layers: {result.layers_path}")
+
+
+def layers(
+    report: Annotated[Path, typer.Argument(help="A layer report that `trtdecode build` named, or a version folder.")],
+    diff: Annotated[Path | None, typer.Option(help="Another report: print only what differs.")] = None,
+) -> None:
+    """Show which kernels the compiler made: operators fused in each, and their types.
+
+    With `--diff` two builds compare (TensorRT versions, SMs, precisions): `-` is only in the first, `+` only in the
+    second; exit status 1 says that they differ.
+    """
+    from trtbuild.engine.layer_report import read_report
+    from trtbuild.engine.layer_table import diff_lines, table_lines
+
+    paths = sorted((report / "reports").glob("layers-*.json")) if report.is_dir() else [report]
+    if diff is not None:
+        lines = list(diff_lines(read_report(_only(paths, report)), read_report(diff)))
+        typer.echo("\n".join(lines) if lines else "the same kernels")
+        raise typer.Exit(bool(lines))
+    if not paths:
+        raise ConfigError(f"{report}: has no layer report; `trtdecode build` writes one")
+    for path in paths:
+        typer.echo("\n".join(table_lines(read_report(path))))
+
+
+def _only(paths: list[Path], report: Path) -> Path:
+    if len(paths) != 1:
+        names = ", ".join(path.name for path in paths) or "none"
+        raise ConfigError(f"{report}: not exactly one layer report ({names}); name the file")
+    return paths[0]
