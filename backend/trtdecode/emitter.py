@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 from trtdecode.errors import ExecutorFailed, RequestCancelled, RequestError
+from trtdecode.protocols import OutputState
 from trtdecode.request import FinishReason, Request, RequestState, TokenEvent, TokenLogprob
 
 log = logging.getLogger(__name__)
 
 
-class _Entry(NamedTuple):
-    request: Request
-    token_id: int | None
-    logprob: TokenLogprob | None
-    reason: FinishReason | None
-    error: RequestError | None
+#: request, token (None: an end without one), its logprob, why the request ends, and with which error
+_Entry = tuple[Request, int | None, TokenLogprob | None, FinishReason | None, RequestError | None]
 
 
 class Emitter:
@@ -39,25 +35,36 @@ class Emitter:
 
     def token(self, request: Request, token_id: int, logprob: TokenLogprob | None, reason: FinishReason | None) -> None:
         """One more token; with a reason (the request is already finished) it is the last one."""
-        self._queue.append(_Entry(request, token_id, logprob, reason, None))
+        self._queue.append((request, token_id, logprob, reason, None))
 
     def end(self, request: Request, reason: FinishReason, error: RequestError) -> None:
         """The request (already finished) ends without another token."""
-        self._queue.append(_Entry(request, None, None, reason, error))
+        self._queue.append((request, None, None, reason, error))
 
     def flush(self) -> bool:
         """Sends everything queued, in order. Returns whether there was anything."""
         queue, self._queue = self._queue, []
         for entry in queue:
-            self._send(entry)
+            self._send(*entry)
         return bool(queue)
 
-    def _send(self, entry: _Entry) -> None:
-        request, token_id, logprob, reason, error = entry
-        text = ""
-        if request.output is not None and error is None:
+    def _send(
+        self,
+        request: Request,
+        token_id: int | None,
+        logprob: TokenLogprob | None,
+        reason: FinishReason | None,
+        error: RequestError | None,
+    ) -> None:
+        text, output = "", request.output
+        if output is not None and error is None:
             try:
-                text, reason = _text_of(request, token_id, reason)
+                if reason is None and token_id is not None:
+                    text, is_stopped = output.push((token_id,))
+                    if is_stopped:
+                        reason = FinishReason.STOP
+                else:
+                    text, reason = _last_text(request, output, token_id, reason)
             except Exception as failure:
                 log.exception("request %d: text output failed", request.request_id)
                 reason, error = FinishReason.ERROR, ExecutorFailed(f"text output failed: {failure!r}")
@@ -94,18 +101,16 @@ class Emitter:
         self._closed(request)
 
 
-def _text_of(request: Request, token_id: int | None, reason: FinishReason | None) -> tuple[str, FinishReason | None]:
-    """Text released by a token, and why the request ends, if it does: a stop string precedes other reasons.
+def _last_text(
+    request: Request, output: OutputState, token_id: int | None, reason: FinishReason | None
+) -> tuple[str, FinishReason | None]:
+    """All text that is left, and why the request ends: a stop string in the last token precedes other reasons.
 
     The text of a stop token is left out unless the request includes stops in its output.
     """
-    output = request.output
-    assert output is not None
-    text, stopped = "", False
+    text = ""
     if token_id is not None and (reason is not FinishReason.STOP or request.params.include_stop_str_in_output):
-        text, stopped = output.push((token_id,))
-    if stopped:
-        return text, FinishReason.STOP
-    if reason is not None:
-        text += output.flush()
-    return text, reason
+        text, is_stopped = output.push((token_id,))
+        if is_stopped:
+            return text, FinishReason.STOP
+    return text + output.flush(), reason

@@ -20,7 +20,14 @@ from trtdecode.scheduler.scheduler import Scheduler
 JsonObject = dict[str, Any]
 
 _REQUEST_LISTS = ("running", "waiting", "finished_parents")
-_COUNTS = ("num_computed_tokens", "num_scheduled_tokens", "num_pending", "num_preemptions", "promoted")
+_COUNTS = (
+    "num_computed_tokens",
+    "num_scheduled_tokens",
+    "num_pending",
+    "num_unscheduled_tokens",
+    "num_preemptions",
+    "promoted",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +122,10 @@ class RequestFrame:
         if self.blocks is not None:
             row, num_published, num_freed, *table = self.blocks
             kv.block_tables[row, : len(table)] = table
-            request.blocks = SequenceBlocks(row, len(table), len(table) * kv.block_size, num_published, num_freed)
+            size = kv.block_size
+            request.blocks = SequenceBlocks(
+                row, len(table), len(table) * size, num_published, num_freed, (num_published + 1) * size
+            )
             request.state = RequestState.RUNNING
             request.start_time = self.arrival.arrival_time
         return request

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trtdecode.config import ServingConfig
 from trtdecode.emitter import Emitter
@@ -107,6 +107,7 @@ class Loop:
         try:
             for request in requests:
                 request.needs_logits = self._sampler.needs_logits(request)
+                request.stop_ids = stop_ids(request, self._spec.eos_token_ids)
             self.admission.submit(requests)
         except RequestError as error:
             self.metrics.labelled["trtdecode_requests_refused_total", type(error).__name__] += 1
@@ -225,16 +226,18 @@ class Loop:
         now = self.clock()
         self.metrics.step_done(plan, now)
         self.recorder.updated(plan, samples)
-        for row, (request, token_id) in enumerate(zip(plan.sampled, samples.token_ids, strict=True)):
-            if samples.errors and row in samples.errors:
-                self._end(request, FinishReason.ERROR, samples.errors[row])
+        for row, row_error in samples.errors.items():
+            self._end(plan.sampled[row], FinishReason.ERROR, row_error)
+        emit = self._emitter.token
+        for request, token_id, logprob in zip(plan.sampled, samples.token_ids, samples.logprobs, strict=True):
+            if samples.errors and request.state is RequestState.FINISHED:
                 continue
-            logprob = samples.logprobs[row]
-            request.append(token_id, now, logprob)
-            reason = check_token_stop(request, self._eos_token_ids)
-            if reason is not None:
-                self._finish(request)
-            self._emitter.token(request, token_id, logprob, reason)
+            reason = None
+            if request.append(token_id, now, logprob):
+                reason = check_token_stop(request, self._eos_token_ids)
+                if reason is not None:
+                    self._finish(request)
+            emit(request, token_id, logprob, reason)
 
     def _take_prompt_logprobs(self, plan: Schedule, result: BatchResult) -> None:
         row = len(plan.sampled)
@@ -323,6 +326,12 @@ def _without_ended(plan: Schedule, result: BatchResult) -> BatchResult:
     num_rows = len(logits) if logits is not None else num_sampled
     rows = [*live, *range(num_sampled, num_rows)]
     return BatchResult(logits if logits is None else logits[rows], argmax if argmax is None else argmax[rows])
+
+
+def stop_ids(request: Request, eos_token_ids: Sequence[int]) -> frozenset[int]:
+    """Tokens after which `check_token_stop` must look."""
+    params = request.params
+    return frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids))
 
 
 def _is_cancelled(request: Request) -> bool:

@@ -105,6 +105,7 @@ class Request:
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_pending: int = 0
+    num_unscheduled_tokens: int = 0  # that the next step may compute; kept by start and schedule
     num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache at the first schedule
     num_preemptions: int = 0
     promoted: bool = False  # its turn has come whatever its priority: scheduler/policy.py
@@ -117,6 +118,7 @@ class Request:
     blocks: SequenceBlocks | None = None  # KV blocks; the cache manager's
     block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks, as far as they were needed
     needs_logits: bool = True  # False: an argmax is enough (Sampler.needs_logits)
+    stop_ids: frozenset[int] = frozenset()  # tokens that may end it: EOS unless ignored, and params.stop_token_ids
     output: OutputState | None = None  # detokenizer and stop strings; None: token ids only
     guide: Any = None  # structured output's per-request state
     sampler_state: Any = None  # the sampler's own per-request state (token counts, processors)
@@ -147,12 +149,6 @@ class Request:
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
-    def num_unscheduled_tokens(self) -> int:
-        """Tokens that the next step may compute. The last token of all is never computed: nothing follows it."""
-        end = len(self.prompt_ids) + len(self.output_ids) + self.num_pending
-        return (end if end < self.max_total_tokens else self.max_total_tokens - 1) - self.num_scheduled_tokens
-
-    @property
     def needs_prompt_logits(self) -> bool:
         """True until sample 0 has the prompt logprobs it asks for; such a request takes no prefix hit."""
         return (
@@ -179,6 +175,8 @@ class Request:
         """Leaves the queue with the first `num_cached_tokens` already in the cache."""
         self.state = RequestState.RUNNING
         self.num_computed_tokens = self.num_scheduled_tokens = num_cached_tokens
+        # The last token of all is never computed: nothing follows it.
+        self.num_unscheduled_tokens = min(self.num_tokens, self.max_total_tokens - 1) - num_cached_tokens
         if self.start_time is None:
             self.start_time = now
             self.num_cached_tokens = num_cached_tokens
@@ -190,17 +188,20 @@ class Request:
     def schedule(self, num_new_tokens: int) -> bool:
         """The next step computes `num_new_tokens` more. Returns whether it will choose a token."""
         self.num_scheduled_tokens += num_new_tokens
-        if self.num_scheduled_tokens == len(self.prompt_ids) + len(self.output_ids) + self.num_pending:
-            self.num_pending += 1
-            return True
-        return False
+        self.num_unscheduled_tokens -= num_new_tokens
+        if self.num_unscheduled_tokens:
+            return False
+        self.num_pending += 1
+        if self.num_scheduled_tokens < self.max_total_tokens - 1:
+            self.num_unscheduled_tokens = 1  # the token that this step will choose
+        return True
 
     def complete(self, num_computed_tokens: int) -> None:
         """A step has succeeded: this many tokens are in the cache."""
         self.num_computed_tokens = num_computed_tokens
 
-    def append(self, token_id: int, now: float, logprob: TokenLogprob | None = None) -> None:
-        """A step chose a token."""
+    def append(self, token_id: int, now: float, logprob: TokenLogprob | None = None) -> bool:
+        """A step chose a token. Returns whether it may be the last: the limit is reached, or it may stop."""
         self.output_ids.append(token_id)
         self.num_pending -= 1
         if logprob is not None:
@@ -208,6 +209,7 @@ class Request:
         if self.first_token_time is None:
             self.first_token_time = now
         self.last_token_time = now
+        return token_id in self.stop_ids or len(self.prompt_ids) + len(self.output_ids) >= self.max_total_tokens
 
     def add_prompt_logprobs(self, position: int, logprobs: list[TokenLogprob]) -> None:
         """Log-probabilities of the prompt's tokens from `position` on; those known before (preemption) are skipped."""
@@ -216,7 +218,7 @@ class Request:
     def preempt(self) -> None:
         """Back to the queue; K/V are gone, tokens stay. A token still in flight will be appended."""
         self.state = RequestState.WAITING
-        self.num_computed_tokens = self.num_scheduled_tokens = 0
+        self.num_computed_tokens = self.num_scheduled_tokens = self.num_unscheduled_tokens = 0
         self.num_preemptions += 1
 
     def finish(self) -> None:

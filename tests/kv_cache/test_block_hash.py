@@ -1,16 +1,15 @@
 """The chain of digests: what shares a name, and what must not."""
 
 import pytest
-from trtdecode.kv_cache.block_hash import DIGEST_BYTES, content_of, keyed_chain_hash, root_digest
+from trtdecode.kv_cache.block_hash import DIGEST_BYTES, blake2b_chain, content_of, root_digest
 
 SECRET = b"0123456789abcdef"
 
 
 def chain_of(blocks: list[list[int]], extra_keys: tuple[object, ...] = (), secret: bytes = SECRET) -> bytes:
-    chain = keyed_chain_hash(secret)
-    digest = root_digest(chain, extra_keys)
+    digest = root_digest(blake2b_chain, secret, extra_keys)
     for block in blocks:
-        digest = chain(digest, content_of(block))
+        digest = blake2b_chain(digest, content_of(block))
     return digest
 
 

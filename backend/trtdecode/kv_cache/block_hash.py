@@ -1,15 +1,15 @@
 """Names full blocks by everything before them: a chain of (previous digest, token ids), rooted in the extra keys.
 
-Two prefixes share a digest only if they are the same tokens under the same extra keys. The hash is keyed with a secret
-drawn per process, so that a client cannot construct two prompts that collide, and 128 bits, so that chance will not
-either; the pool still compares the block's tokens after a match.
+Two prefixes share a digest only if they are the same tokens under the same extra keys. The chain starts from a secret
+drawn per process, so that a client cannot construct two prompts that collide, and has 128 bits, so that chance will
+not either; the pool still compares the block's tokens after a match.
 """
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 DIGEST_BYTES = 16
@@ -25,19 +25,14 @@ class BlockKey(NamedTuple):
     content: bytes  # the block's token ids as native int32, compared after the digests match
 
 
-def keyed_chain_hash(secret: bytes) -> ChainHash:
-    """BLAKE2b-128 under `secret`, up to 64 bytes that no client knows."""
-    blake2b = hashlib.blake2b
-
-    def chain(previous: bytes, content: bytes) -> bytes:
-        return blake2b(previous + content, digest_size=DIGEST_BYTES, key=secret).digest()
-
-    return chain
+def blake2b_chain(previous: bytes, content: bytes) -> bytes:
+    """BLAKE2b-128 of what came before and of this block."""
+    return blake2b(previous + content, digest_size=DIGEST_BYTES).digest()
 
 
-def root_digest(chain: ChainHash, extra_keys: tuple[Any, ...]) -> bytes:
+def root_digest(chain: ChainHash, secret: bytes, extra_keys: tuple[Any, ...]) -> bytes:
     """Where a request's chain starts. `extra_keys` holds strings and numbers, whose repr is unambiguous."""
-    return chain(b"", repr(extra_keys).encode()) if extra_keys else b""
+    return chain(secret, repr(extra_keys).encode())
 
 
 def content_of(token_ids: Sequence[int]) -> bytes:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtdecode.errors import InvalidRequest
-from trtdecode.kv_cache.block_hash import BlockKey, ChainHash, content_of, keyed_chain_hash, root_digest
+from trtdecode.kv_cache.block_hash import BlockKey, ChainHash, blake2b_chain, content_of, root_digest
 from trtdecode.kv_cache.block_pool import NULL_BLOCK, BlockPool, PoolState
 from trtdecode.request import Request
 
@@ -35,6 +35,7 @@ class SequenceBlocks:
     num_slots: int = 0  # num_blocks * block_size: tokens that fit before the next allocation
     num_published: int = 0  # leading full blocks that are shared or were offered to the prefix cache
     num_freed: int = 0  # leading entries that point to the null block
+    publish_at: int = 0  # computed tokens at which the next block is full
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class KVCacheManager:
         window: int = 0,
         enable_prefix_caching: bool = True,
         chain_secret: bytes | None = None,
-        chain_hash: ChainHash | None = None,
+        chain_hash: ChainHash = blake2b_chain,
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
@@ -108,7 +109,7 @@ class KVCacheManager:
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self.max_context_len = max_context_len
         self.chain_secret = os.urandom(16) if chain_secret is None else chain_secret
-        self._chain = keyed_chain_hash(self.chain_secret) if chain_hash is None else chain_hash
+        self._chain = chain_hash
 
     @property
     def max_cached_tokens(self) -> int:
@@ -154,7 +155,8 @@ class KVCacheManager:
             return NO_PREFIX
         block_ids: list[int] = []
         num_full = (request.num_tokens - 1) // self.block_size
-        for key in self._keys(request, num_full):
+        self._extend_keys(request, num_full)
+        for key in request.block_keys[:num_full]:
             block_id = self.pool.lookup(key)
             if block_id is None:
                 break
@@ -180,17 +182,16 @@ class KVCacheManager:
         shared = tuple(row[:num_full].tolist())
         return Prefix(shared, num_tokens, int(row[num_full]) if num_partial else None)
 
-    def _keys(self, request: Request, num_full: int) -> list[BlockKey]:
-        """Keys of the first `num_full` blocks; those computed once stay on the request."""
+    def _extend_keys(self, request: Request, num_full: int) -> None:
+        """Makes the request know the keys of its first `num_full` blocks."""
         keys = request.block_keys
         size = self.block_size
         if len(keys) < num_full:
-            digest = keys[-1].digest if keys else root_digest(self._chain, request.extra_keys)
+            digest = keys[-1].digest if keys else root_digest(self._chain, self.chain_secret, request.extra_keys)
             for begin in range(len(keys) * size, num_full * size, size):
                 content = content_of(request.token_slice(begin, begin + size))
                 digest = self._chain(digest, content)
                 keys.append(BlockKey(digest, content))
-        return keys[:num_full] if len(keys) > num_full else keys
 
     # -- allocation -------------------------------------------------------------------------------------------------
 
@@ -217,6 +218,7 @@ class KVCacheManager:
         blocks.num_blocks = len(table)
         blocks.num_slots = len(table) * self.block_size
         blocks.num_published = len(prefix.block_ids)
+        blocks.publish_at = (blocks.num_published + 1) * self.block_size
         while blocks.num_freed < len(table) and table[blocks.num_freed] == NULL_BLOCK:
             blocks.num_freed += 1
         request.blocks = blocks
@@ -270,13 +272,14 @@ class KVCacheManager:
         blocks = request.blocks
         assert blocks is not None
         num_full = request.num_computed_tokens // self.block_size
-        if not self.enable_prefix_caching or num_full <= blocks.num_published:
-            return
-        keys = self._keys(request, num_full)
-        row = self.block_tables[blocks.row, :num_full].tolist()
-        for index in range(max(blocks.num_published, blocks.num_freed), num_full):
-            self.pool.publish(row[index], keys[index])
-        blocks.num_published = num_full
+        first = max(blocks.num_published, blocks.num_freed)
+        if num_full > first and self.enable_prefix_caching:
+            self._extend_keys(request, num_full)
+            block_ids = self.block_tables[blocks.row, first:num_full].tolist()
+            for block_id, key in zip(block_ids, request.block_keys[first:num_full], strict=True):
+                self.pool.publish(block_id, key)
+        blocks.num_published = max(blocks.num_published, num_full)
+        blocks.publish_at = (blocks.num_published + 1) * self.block_size
 
     # -- sliding window ---------------------------------------------------------------------------------------------
 

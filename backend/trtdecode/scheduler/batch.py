@@ -40,7 +40,7 @@ class BatchFromSchedule:
             AssertionError: the step would write a block that is shared or findable (a scheduler bug).
         """
         num_seqs, num_tokens = len(plan.requests), plan.num_tokens
-        rows = np.fromiter((r.blocks.row for r in plan.requests if r.blocks is not None), np.int32, num_seqs)
+        rows = np.array([r.blocks.row for r in plan.requests if r.blocks is not None], np.int32)
         past_lens = np.array(plan.num_past_tokens, np.int32)
         new_lens = np.array(plan.num_new_tokens, np.int32)
         context_lens = past_lens + new_lens
@@ -57,7 +57,9 @@ class BatchFromSchedule:
         input_ids[:] = _token_ids(plan)
         block_indices, block_begins = self._gather_blocks(rows, context_lens)
 
-        logit_indices = query_begins[1:].astype(np.int64)[plan.sampled_entries] - 1
+        logit_indices = query_begins[1:].astype(np.int64) - 1
+        if plan.unsampled_entries:
+            logit_indices = np.delete(logit_indices, plan.unsampled_entries)
         plan.prompt_ranges, prompt_rows = _prompt_logits(plan, query_begins)
         if prompt_rows:
             logit_indices = np.concatenate([logit_indices, *prompt_rows])
@@ -85,7 +87,7 @@ class BatchFromSchedule:
             self._block_indices = np.zeros(2 * total, np.int32)
         block_indices = self._block_indices[:total]
         in_use = self._block_range[:widest] < num_blocks[:, None]
-        np.compress(in_use.ravel(), self._kv.block_tables[rows, :widest].ravel(), out=block_indices)
+        block_indices[:] = self._kv.block_tables[rows, :widest][in_use]
         return block_indices, block_begins
 
 

@@ -25,7 +25,7 @@ class Schedule:
     num_past_tokens: list[int] = field(default_factory=list)  # in the cache, or on the way, before this step
     num_new_tokens: list[int] = field(default_factory=list)
     sampled: list[Request] = field(default_factory=list)  # get a token from this step, in the order of `requests`
-    sampled_entries: list[int] = field(default_factory=list)  # their indices
+    unsampled_entries: list[int] = field(default_factory=list)  # indices of the others: prompts that go on
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), before the step
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)  # (request id, block ids)
     prompt_ranges: list[tuple[Request, int, int]] = field(default_factory=list)  # positions whose logits are wanted
@@ -38,7 +38,8 @@ class Schedule:
         self.num_new_tokens.append(num_new_tokens)
         if request.schedule(num_new_tokens):
             self.sampled.append(request)
-            self.sampled_entries.append(len(self.requests))
+        else:
+            self.unsampled_entries.append(len(self.requests))
         self.requests.append(request)
 
     @property
@@ -102,10 +103,8 @@ class Scheduler:
         """
         running = self.running
         spare = self.max_num_batched_tokens - len(running)  # beyond one token for each
-        promised = index = 0
-        while index < len(running):
-            request = running[index]
-            index += 1
+        promised = 0
+        for request in running:  # preemption takes from its end, never what this loop has passed
             num_new = num_wanted = request.num_unscheduled_tokens
             if num_new > 1:
                 num_new = min(num_new, 1 + spare)
@@ -120,7 +119,8 @@ class Scheduler:
                 spare += len(plan.preempted) - num_victims
                 if num_new == 0:
                     break  # preempted itself: it was the last
-            spare -= num_new - 1
+            if num_new > 1:
+                spare -= num_new - 1
             if num_wanted > num_new:
                 promised += self.kv.num_resident_blocks(request.num_tokens) - blocks.num_blocks + blocks.num_freed
             plan.add(request, num_new)
@@ -197,14 +197,13 @@ class Scheduler:
     def update(self, plan: Schedule) -> None:
         """The step succeeded: its K/V are in the cache, and full blocks may be shared from now on."""
         kv = self.kv
-        block_size = kv.block_size
         for request, num_past, num_new in zip(plan.requests, plan.num_past_tokens, plan.num_new_tokens, strict=True):
             blocks = request.blocks
             if blocks is None:
                 continue  # ended or preempted while the step was in flight
             num_computed = num_past + num_new
             request.complete(num_computed)
-            if num_computed // block_size > blocks.num_published:
+            if num_computed >= blocks.publish_at:
                 kv.publish(request)
 
     def finish(self, request: Request) -> None:
