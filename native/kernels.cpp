@@ -129,6 +129,20 @@ TRTDECODE_MULTIVERSION double weigh(const float* logits, size_t size, const floa
     return total;
 }
 
+TRTDECODE_MULTIVERSION void copy_masked(const float* logits, size_t size, const uint32_t* mask, size_t num_words,
+                                        float* target) {
+    constexpr size_t kBits = 32;
+    for (size_t begin = 0; begin < size; begin += kBits) {
+        const uint32_t word = begin / kBits < num_words ? mask[begin / kBits] : 0;
+        const size_t count = size - begin < kBits ? size - begin : kBits;
+        if (count == kBits) {  // a constant count, for the vectoriser
+            for (uint32_t i = 0; i < kBits; ++i) target[begin + i] = (word >> i & 1u) ? logits[begin + i] : -kInf;
+        } else {
+            for (uint32_t i = 0; i < count; ++i) target[begin + i] = (word >> i & 1u) ? logits[begin + i] : -kInf;
+        }
+    }
+}
+
 TRTDECODE_MULTIVERSION size_t count_greater(const float* logits, size_t size, float value) {
     uint32_t count = 0;
     for (size_t i = 0; i < size; ++i) count += logits[i] > value ? 1u : 0u;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace trtdecode {
 
@@ -24,6 +25,9 @@ struct Scale {
 // the exact sum of all. `peaks` are block_peaks of the same logits; blocks that hold no weight cost nothing. The weights
 // buffer must have room for whole blocks; the tail is filled with zeros.
 double weigh(const float* logits, size_t size, const float* peaks, Scale scale, float* weights, double* sums);
+
+// target[i] = logits[i] where bit i % 32 of mask[i / 32] is set, else -inf. Bits beyond num_words count as unset.
+void copy_masked(const float* logits, size_t size, const uint32_t* mask, size_t num_words, float* target);
 
 // How many of the logits are greater than `value`.
 size_t count_greater(const float* logits, size_t size, float value);

@@ -13,17 +13,6 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr double kWeightOne = 4294967296.0;  // 2^32
 
-void apply_mask(std::vector<float>& row, Span<uint32_t> mask) {
-    for (size_t begin = 0; begin < row.size(); begin += 32) {
-        const uint32_t word = begin / 32 < mask.size ? mask.data[begin / 32] : 0;
-        if (word == 0xFFFFFFFFu) continue;
-        const size_t end = std::min(begin + 32, row.size());
-        for (size_t i = begin; i < end; ++i) {
-            if (!(word >> (i - begin) & 1)) row[i] = -kInf;
-        }
-    }
-}
-
 void penalize(std::vector<float>& row, const Choice& choice, const Edits& edits) {
     for (size_t i = 0; i < edits.seen_ids.size; ++i) {
         float& logit = row[edits.seen_ids.data[i]];
@@ -73,10 +62,14 @@ double Scratch::weigh_row(const Row& row, Scale scale) {
 }
 
 void Scratch::edit(const float* logits, size_t size, const Choice& choice, const Edits& edits) {
-    edited_.assign(logits, logits + size);
+    edited_.resize(size);
+    if (edits.mask.size > 0) {  // first, because -inf stays -inf through everything below
+        copy_masked(logits, size, edits.mask.data, edits.mask.size, edited_.data());
+    } else {
+        std::copy(logits, logits + size, edited_.begin());
+    }
     for (size_t i = 0; i < edits.bias_ids.size; ++i) edited_[edits.bias_ids.data[i]] += edits.bias_values.data[i];
     for (size_t i = 0; i < edits.banned_ids.size; ++i) edited_[edits.banned_ids.data[i]] = -kInf;
-    if (edits.mask.size > 0) apply_mask(edited_, edits.mask);
     penalize(edited_, choice, edits);
 }
 

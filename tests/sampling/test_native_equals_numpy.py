@@ -104,6 +104,9 @@ def random_fields(rng: random.Random, size: int) -> dict[str, Any]:
 class Mask:
     """A guide with a fixed mask."""
 
+    is_complete = False
+    error = None
+
     def __init__(self, mask: npt.NDArray[np.uint32]) -> None:
         self.mask = mask
 
