@@ -30,6 +30,7 @@ class BuildOptions:
     limits: Mapping[str, Mapping[str, float]] | None = None  # default: the shipped ones
     timing_cache_root: Path | None = None  # default: the user's cache folder
     calibration_texts: tuple[str, ...] = ()  # default: the shipped ones
+    evaluation_texts: tuple[str, ...] = ()  # for parity; default: the shipped ones
 
 
 @dataclass(slots=True)

@@ -160,7 +160,7 @@ class DecoderJob:
         return self._store.write(file_name, built.serialized, self._key)
 
     def _parity(self, pieces: CutGraph, tables: Mapping[str, ir.TensorProtocol]) -> ParityRun | None:
-        tokens = self._tokens(shipped_texts("evaluation.txt"))
+        tokens = self._tokens(self._options.evaluation_texts or shipped_texts("evaluation.txt"))
         if tokens is None:
             self._report("no tokenizer in the version: parity with float32 is not measured")
             return None

@@ -8,6 +8,7 @@ refuses them.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,9 +88,11 @@ def _serialize(tensorrt: TensorRt, request: EngineRequest, network: tuple[Any, A
     from polygraphy.exception import PolygraphyException
 
     config = PostprocessConfig(_create_config(tensorrt, request), func=_flag_setter(tensorrt))
-    cache = str(request.timing_cache) if request.timing_cache else None
+    cache = _timing_cache(tensorrt, request)
     try:
-        with _quiet_polygraphy():
+        with _quiet_polygraphy(), warnings.catch_warnings():
+            # Polygraphy sets a timing cache in any case; RTX says that its own does nothing.
+            warnings.filterwarnings("ignore", "Use Deprecated in TensorRT-RTX", DeprecationWarning)
             return EngineBytesFromNetwork(network, config=config, save_timing_cache=cache)()
     except PolygraphyException as error:
         reason = log.errors[0] if log.errors else str(error)
@@ -109,7 +112,7 @@ def _create_config(tensorrt: TensorRt, request: EngineRequest) -> Callable[[Any,
     options: dict[str, Any] = {
         "profiles": profiles,
         "profiling_verbosity": trt.ProfilingVerbosity.DETAILED,
-        "load_timing_cache": str(request.timing_cache) if request.timing_cache else None,
+        "load_timing_cache": _timing_cache(tensorrt, request),
     }
     if request.workspace_bytes:
         options["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: request.workspace_bytes}
@@ -120,6 +123,11 @@ def _create_config(tensorrt: TensorRt, request: EngineRequest) -> Callable[[Any,
     return CreateConfigRTX(  # type: ignore[no-any-return]
         use_gpu=False, compute_capabilities=[divmod(request.sm, 10)], **options
     )
+
+
+def _timing_cache(tensorrt: TensorRt, request: EngineRequest) -> str | None:
+    """RTX chooses kernels on the user's machine, so at build time it has nothing to measure and no cache."""
+    return str(request.timing_cache) if request.timing_cache and not tensorrt.is_rtx else None
 
 
 def _flag_setter(tensorrt: TensorRt) -> Callable[[Any, Any, Any], None]:
@@ -165,4 +173,4 @@ def _quiet_polygraphy() -> Any:
     """Polygraphy logs to stdout on its own; its failures come back as exceptions anyway."""
     from polygraphy.logger import G_LOGGER
 
-    return G_LOGGER.verbosity(G_LOGGER.CRITICAL)
+    return G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1)

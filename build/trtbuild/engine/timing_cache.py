@@ -2,6 +2,7 @@
 
 What the builder measured for one kernel serves every engine with the same builder, version and GPU, so those name the
 file. Polygraphy reads and merges it under a file lock; a damaged file is an empty cache to it, not an error.
+TensorRT-RTX measures nothing at build time and takes no cache (its calls are no-ops since 1.2).
 """
 
 from __future__ import annotations

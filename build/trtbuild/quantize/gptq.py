@@ -37,15 +37,14 @@ def gptq_quantize(
         raise BuildError("GPTQ: the Hessian is not finite; an activation overflowed during calibration")
     num_columns = weights.shape[1]
     order = np.argsort(-np.diag(hessian), kind="stable") if act_order else np.arange(num_columns)
-    work = weights[:, order].astype(np.float64)
-    upper = _inverse_factor(hessian[np.ix_(order, order)].astype(np.float64), damping)
-    # Channels that no calibration row used carry no error: round them where they are.
+    work = np.asfortranarray(weights[:, order], np.float32)  # walked by columns
+    upper = _inverse_factor(hessian[np.ix_(order, order)].astype(np.float64), damping).astype(np.float32)
     scales = group_scales(weights, group_size)
-    column_scales = np.repeat(scales, group_size, axis=1)[:, order].astype(np.float64)
+    column_scales = np.repeat(scales, group_size, axis=1)[:, order]
     codes = np.empty(weights.shape, np.int8)
     for begin in range(0, num_columns, _BATCH_COLUMNS):
         end = min(begin + _BATCH_COLUMNS, num_columns)
-        errors = np.empty((weights.shape[0], end - begin))
+        errors = np.empty((weights.shape[0], end - begin), np.float32, order="F")
         for column in range(begin, end):
             scale = column_scales[:, column]
             rounded = np.clip(np.rint(work[:, column] / scale), MIN_CODE, MAX_CODE)

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from trtdecode.errors import UnsupportedError
 
 MIN_CODE, MAX_CODE = -8, 7
-GROUP_SIZES = (128, 64, 32)  # preferred first; TensorRT wants the group to divide the number of input channels
+GROUP_SIZES = (128, 64, 32)  # preferred first; a group must divide the number of input channels
 
 Float32 = npt.NDArray[np.float32]
 
@@ -26,18 +25,13 @@ class Int4Groups(NamedTuple):
     scales: Float32  # [rows, columns / group size]; never zero, never NaN
 
 
-def group_size_for(num_columns: int) -> int:
-    """The largest of 128, 64 and 32 that divides the number of input channels.
+def group_size_for(num_columns: int) -> int | None:
+    """The largest of 128, 64 and 32 that makes two or more whole groups of the input channels; None where none does.
 
-    Raises:
-        UnsupportedError: none does.
+    One single group is no choice: TensorRT-RTX 1.7 then dequantises the weight in a kernel of its own in every step
+    instead of inside the matmul.
     """
-    for size in GROUP_SIZES:
-        if num_columns % size == 0:
-            return size
-    raise UnsupportedError(
-        f"INT4 needs input channels in whole groups of {GROUP_SIZES[-1]}, got {num_columns}; use int8_weight"
-    )
+    return next((size for size in GROUP_SIZES if num_columns % size == 0 and num_columns > size), None)
 
 
 def group_scales(weights: Float32, group_size: int) -> Float32:

@@ -35,7 +35,7 @@ def quantize_graph(model: ir.Model, recipe: Recipe, statistics: Statistics) -> d
     graph = model.graph
     schemes: dict[str, str] = {}
     for linears in _by_input(graph):
-        scheme_of = {linear: _possible_scheme(linear, recipe) for linear in linears}
+        scheme_of = {linear: possible_scheme(linear, recipe) for linear in linears}
         for scheme in dict.fromkeys(scheme_of.values()):
             members = [linear for linear in linears if scheme_of[linear] == scheme]
             _quantize_layers(graph, members, scheme, recipe, statistics)
@@ -53,12 +53,10 @@ def _by_input(graph: ir.Graph) -> list[list[Linear]]:
     return list(groups.values())
 
 
-def _possible_scheme(linear: Linear, recipe: Recipe) -> str:
+def possible_scheme(linear: Linear, recipe: Recipe) -> str:
     """INT4 wants whole groups of input channels; a layer without them takes the next wider weights."""
     scheme = recipe.scheme_of(linear)
-    if scheme == "int4" and all(linear.num_in % size for size in int4.GROUP_SIZES):
-        return "int8_weight"
-    return scheme
+    return "int8_weight" if scheme == "int4" and int4.group_size_for(linear.num_in) is None else scheme
 
 
 def _quantize_layers(
@@ -94,6 +92,7 @@ def _quantize_weight(
     if scheme in ("int8", "int8_weight"):
         return int8.quantize_rows(weights, weights.shape[1])
     group_size = int4.group_size_for(weights.shape[1])
+    assert group_size is not None, "such a layer has another scheme"
     if recipe.int4_method == "gptq":
         assert inputs is not None
         return gptq_quantize(weights, inputs.hessian, group_size, act_order=recipe.act_order)
@@ -114,7 +113,9 @@ def _balance(
     if scheme == "int8" and recipe.smoothing > 0:
         factors = smoothing_factors(inputs.channel_absmax, np.abs(stacked).max(axis=0), recipe.smoothing)
     elif scheme == "int4" and recipe.int4_method == "awq":
-        factors = int4.awq_scales(stacked, inputs.sample, int4.group_size_for(stacked.shape[1]))
+        group_size = int4.group_size_for(stacked.shape[1])
+        assert group_size is not None, "such a layer has another scheme"
+        factors = int4.awq_scales(stacked, inputs.sample, group_size)
     else:
         return None
     if np.all(factors == 1):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from trtbuild.build_engines import BuildOptions, BuildReport, build_engines
 from trtbuild.engine.layer_report import read_report
+from trtbuild.quantize import int4
 from trtbuild.quantize.mixed import parse_mixed
 from trtbuild.quantize.recipe import Recipe
 from trtdecode.errors import BuildError, ConfigError, ManifestError, UnsupportedError
@@ -23,7 +24,8 @@ RTX_VERSION = "1.7.1.116"
 
 def options(cache: Path, **changes: object) -> BuildOptions:
     """Small profiles; no parity, since random weights have nothing to be on par with."""
-    fields = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "verify": False, "calibration_texts": TEXTS}
+    fields: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "verify": False}
+    fields |= {"calibration_texts": TEXTS, "evaluation_texts": TEXTS}
     return BuildOptions(**{**fields, "timing_cache_root": cache, **changes})  # type: ignore[arg-type]
 
 
@@ -86,7 +88,7 @@ def test_the_fusions_of_an_fp8_decoder(fp8_build: tuple[Path, BuildReport]) -> N
 def test_parity_is_measured_and_recorded(fp8_build: tuple[Path, BuildReport]) -> None:
     version, report = fp8_build
     assert report.quality is not None
-    assert report.quality.num_rows > 1000
+    assert report.quality.num_rows == sum(map(len, TEXTS))  # a token a byte
     assert 0 < report.quality.kl_divergence < 1
     (entry,) = json.loads((version / "reports" / "parity.json").read_text())
     assert (entry["reference"], entry["candidate"]) == ("f32", "fp8 engines")
@@ -200,3 +202,19 @@ def test_islands_of_a_mixed_build_are_honoured(tiny_version: Path, tmp_path: Pat
     steps = read_steps(report.directory)
     assert steps.tensors["model.embed_tokens.weight"] == TensorSpec("f16", (320, 128))
     assert [step.dimension for step in steps.steps if isinstance(step, EngineStep)] == ["T", "T", "S"]
+
+
+def test_a_fusion_that_is_lost_fails_the_build(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One INT4 group over all input channels: the compiler then dequantises in a kernel before the matmul."""
+    monkeypatch.setattr(int4, "group_size_for", lambda num_columns: num_columns)
+    recipe = Recipe("int4", int4_method="rtn")
+    with pytest.raises(BuildError) as caught:
+        build_engines(tiny_version, "int4", 89, recipe=recipe, options=options(tmp_path))
+    text = str(caught.value)
+    assert text.startswith("segment_000: int4_matmul is not fused (profile 0): layers.0/attention/Gemm became ")
+    assert "build with --allow-unfused" in text
+    assert read_manifest(tiny_version).engines == ()
+    report = build_engines(tiny_version, "int4", 89, recipe=recipe, options=options(tmp_path, allow_unfused=True))
+    assert {check.pattern for check in report.checks if check.required and not check.holds} == {"int4_matmul"}
