@@ -12,7 +12,8 @@ from typing import Any
 
 from trtdecode.kv_cache.block_hash import BlockKey, content_of
 from trtdecode.kv_cache.block_pool import PoolState
-from trtdecode.kv_cache.manager import KVCacheManager, SequenceBlocks
+from trtdecode.kv_cache.manager import KVCacheManager
+from trtdecode.kv_cache.sequence_blocks import SequenceBlocks
 from trtdecode.request import Request, RequestState, TokenEvent
 from trtdecode.sampling.params import SamplingParams
 from trtdecode.scheduler.scheduler import Scheduler

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from trtdecode.config import ServingConfig
 from trtdecode.emitter import Emitter
@@ -24,7 +24,7 @@ from trtdecode.recorder import Recorder
 from trtdecode.request import FinishReason, Request, RequestState
 from trtdecode.sampling.stop import check_token_stop
 from trtdecode.scheduler.admission import Admission
-from trtdecode.scheduler.batch import BatchFromSchedule
+from trtdecode.scheduler.batch import BatchFromSchedule, without_ended
 from trtdecode.scheduler.scheduler import Schedule, Scheduler
 from trtdecode.watchdog import Watchdog
 
@@ -63,7 +63,6 @@ class Loop:
         self._reset()
         self.admission = Admission(config, spec, self.kv)
         self._live: dict[int, Request] = {}  # accepted and taken in, no final event yet
-        self._polled: dict[int, Request] = {}  # of these, unfinished and able to be cancelled
         self._cancel_all = False
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -107,7 +106,6 @@ class Loop:
         try:
             for request in requests:
                 request.needs_logits = self._sampler.needs_logits(request)
-                request.stop_ids = stop_ids(request, self._spec.eos_token_ids)
             self.admission.submit(requests)
         except RequestError as error:
             self.metrics.labelled["trtdecode_requests_refused_total", type(error).__name__] += 1
@@ -181,12 +179,10 @@ class Loop:
         now = self.clock()
         for request in self.admission.take():
             self._live[request.request_id] = request
-            if request.is_cancelled is not bool:
-                self._polled[request.request_id] = request
             self.recorder.arrived(request)
             self.metrics.counters["trtdecode_requests_total"] += 1
             self.scheduler.add(request)
-        for request in [request for request in self._polled.values() if _is_cancelled(request)]:
+        for request in self.admission.cancelled():
             self._end(request, FinishReason.CANCELLED, RequestCancelled())
         for request in self.admission.expired(now):
             error = DeadlineExceeded(request.timeout_ms, request.state.value)
@@ -215,7 +211,7 @@ class Loop:
             self._fail(plan, f"executor {self._executor.name} raised {outcome!r}")
             return
         self.scheduler.update(plan)
-        outcome = _without_ended(plan, outcome)
+        outcome = without_ended(plan, outcome)
         try:
             samples = self._sampler.sample(outcome, plan.sampled)
             self._take_prompt_logprobs(plan, outcome)
@@ -263,7 +259,7 @@ class Loop:
     def _finish(self, request: Request) -> None:
         self.recorder.finished(request)
         self.scheduler.finish(request)
-        self._polled.pop(request.request_id, None)
+        self.admission.finished(request)
 
     def _closed(self, request: Request) -> None:
         del self._live[request.request_id]
@@ -294,9 +290,9 @@ class Loop:
         self.metrics.counters["trtdecode_recoveries_total"] += 1
         log.error("a step failed and the loop starts afresh; flight recorder: %s", self.recorder.save(), exc_info=error)
         self._reset()
-        self._polled.clear()
         for request in list(self._live.values()):
             if request.state is not RequestState.FINISHED:
+                self.admission.finished(request)
                 request.finish()
             request.blocks = None
             if request.finish_reason is None:
@@ -312,31 +308,3 @@ class Loop:
     def check_integrity(self) -> None:
         """Everything that must hold between two steps. Raises AssertionError."""
         self.scheduler.check_integrity()
-
-
-def _without_ended(plan: Schedule, result: BatchResult) -> BatchResult:
-    """Takes the sampled requests that ended while the step was in flight out of the plan and their rows out of the
-    result; with the plain loop there are none."""
-    live = [row for row, request in enumerate(plan.sampled) if request.state is not RequestState.FINISHED]
-    num_sampled = len(plan.sampled)
-    if len(live) == num_sampled:
-        return result
-    plan.sampled = [plan.sampled[row] for row in live]
-    logits, argmax = result.logits, result.argmax
-    num_rows = len(logits) if logits is not None else num_sampled
-    rows = [*live, *range(num_sampled, num_rows)]
-    return BatchResult(logits if logits is None else logits[rows], argmax if argmax is None else argmax[rows])
-
-
-def stop_ids(request: Request, eos_token_ids: Sequence[int]) -> frozenset[int]:
-    """Tokens after which `check_token_stop` must look."""
-    params = request.params
-    return frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids))
-
-
-def _is_cancelled(request: Request) -> bool:
-    try:
-        return request.is_cancelled()
-    except Exception:
-        log.exception("request %d: is_cancelled raised; the request ends", request.request_id)
-        return True

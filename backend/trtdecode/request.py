@@ -20,7 +20,7 @@ from trtdecode.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from trtdecode.kv_cache.block_hash import BlockKey
-    from trtdecode.kv_cache.manager import SequenceBlocks
+    from trtdecode.kv_cache.sequence_blocks import SequenceBlocks
 
 _request_ids = itertools.count(1)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from simulation.builders import make_kv, make_request
 from trtdecode.errors import InvalidRequest
-from trtdecode.kv_cache.manager import NO_PREFIX, KVCacheManager, Prefix
+from trtdecode.kv_cache.manager import KVCacheManager
+from trtdecode.kv_cache.sequence_blocks import NO_PREFIX, Prefix
 from trtdecode.request import Request
 
 

@@ -8,14 +8,18 @@ that a step costs O(1) for those that have time left.
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 from trtdecode.config import ServingConfig
 from trtdecode.errors import Draining, InvalidRequest, QueueFull
 from trtdecode.kv_cache.manager import KVCacheManager
 from trtdecode.manifest import ModelSpec
 from trtdecode.request import Request, RequestState
+
+log = logging.getLogger(__name__)
 
 
 class Admission:
@@ -28,6 +32,7 @@ class Admission:
         self.max_context_len = min(config.max_context_len or spec.max_context_len, spec.max_context_len)
         self._kv = kv
         self._vocab_size = spec.vocab_size
+        self._eos_token_ids = spec.eos_token_ids
         self._default_max_tokens = config.default_max_tokens
         self._max_queue_size = config.max_queue_size
         self._capacity = config.max_num_seqs + config.max_queue_size
@@ -37,6 +42,7 @@ class Admission:
         self._is_draining = False
         self._is_empty = threading.Condition(self._lock)
         self._deadlines: list[tuple[float, int, Request]] = []
+        self._polled: dict[int, Request] = {}  # taken in, unfinished, and able to be cancelled
 
     # -- any thread -------------------------------------------------------------------------------------------------
 
@@ -90,6 +96,7 @@ class Admission:
             bad = next(token for token in prompt_ids if not 0 <= token < self._vocab_size)
             raise InvalidRequest("input_ids", bad, f"token ids must be in 0..{self._vocab_size - 1}")
         request.max_total_tokens = self._max_total_tokens(request)
+        request.stop_ids = _stop_ids(request, self._eos_token_ids)
         self._kv.check_fits(request.max_total_tokens - 1, "prompt and max_tokens")
 
     def _max_total_tokens(self, request: Request) -> int:
@@ -116,13 +123,15 @@ class Admission:
     # -- the loop's thread ------------------------------------------------------------------------------------------
 
     def take(self) -> list[Request]:
-        """New arrivals since the last call; their deadlines are watched from here on."""
+        """New arrivals since the last call; their deadlines and clients are watched from here on."""
         if not self._inbox:
             return []
         with self._lock:
             arrivals = list(self._inbox)
             self._inbox.clear()
         for request in arrivals:
+            if request.is_cancelled is not bool:
+                self._polled[request.request_id] = request
             if request.deadline is not None:
                 heapq.heappush(self._deadlines, (request.deadline, request.request_id, request))
         return arrivals
@@ -136,9 +145,31 @@ class Admission:
                 late.append(request)
         return late
 
+    def cancelled(self) -> list[Request]:
+        """Unfinished requests whose client has given up."""
+        return [request for request in self._polled.values() if _is_cancelled(request)]
+
+    def finished(self, request: Request) -> None:
+        """No longer polled; its final event is still to be sent."""
+        self._polled.pop(request.request_id, None)
+
     def left(self, count: int = 1) -> None:
         """So many final events were sent."""
         with self._lock:
             self._num_inside -= count
             if self._num_inside == 0:
                 self._is_empty.notify_all()
+
+
+def _stop_ids(request: Request, eos_token_ids: Sequence[int]) -> frozenset[int]:
+    """Tokens after which `check_token_stop` must look."""
+    params = request.params
+    return frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids))
+
+
+def _is_cancelled(request: Request) -> bool:
+    try:
+        return request.is_cancelled()
+    except Exception:
+        log.exception("request %d: is_cancelled raised; the request ends", request.request_id)
+        return True

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trtdecode.executor.base import Batch
+from trtdecode.executor.base import Batch, BatchResult
 from trtdecode.kv_cache.manager import KVCacheManager
-from trtdecode.request import Request
+from trtdecode.request import Request, RequestState
 from trtdecode.scheduler.scheduler import Schedule
 
 
@@ -131,3 +131,17 @@ def _prompt_logits(
             ranges.append((request, first, end))
             rows.append(np.arange(first, end, dtype=np.int64) + (int(query_begins[entry]) - past))
     return ranges, rows
+
+
+def without_ended(plan: Schedule, result: BatchResult) -> BatchResult:
+    """Takes the sampled requests that ended while the step was in flight out of the plan and their rows out of the
+    result; with the plain loop there are none."""
+    live = [row for row, request in enumerate(plan.sampled) if request.state is not RequestState.FINISHED]
+    num_sampled = len(plan.sampled)
+    if len(live) == num_sampled:
+        return result
+    plan.sampled = [plan.sampled[row] for row in live]
+    logits, argmax = result.logits, result.argmax
+    num_rows = len(logits) if logits is not None else num_sampled
+    rows = [*live, *range(num_sampled, num_rows)]
+    return BatchResult(logits if logits is None else logits[rows], argmax if argmax is None else argmax[rows])
