@@ -8,7 +8,9 @@ from concurrent import futures
 from typing import Any
 
 import pytest
+from chain_model import cycle_text
 from fake_triton import FakeModel, serving
+from triton_fixtures import RunningServer
 from trtdecode.client import Chunk, StreamClient, StreamError, StreamStats
 
 
@@ -99,6 +101,20 @@ def test_many_streams_share_a_channel(client: StreamClient) -> None:
 def test_readiness(client: StreamClient) -> None:
     assert client.is_ready()
     assert not StreamClient(client.address, "other").is_ready()
+
+
+@pytest.mark.triton_server
+def test_against_tritonserver(chain_server: RunningServer) -> None:
+    for model in ("chain", "chain_batched"):
+        with StreamClient(chain_server.grpc_address, model) as client:
+            assert client.is_ready()
+            chunks = list(client.stream("x", {"max_tokens": 7, "temperature": 0}))
+            assert "".join(chunk.text for chunk in chunks) == cycle_text(7)
+            assert sum(chunk.num_output_tokens for chunk in chunks) == 7
+            assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
+            with pytest.raises(StreamError, match="max_tokens: got -1") as caught:
+                list(client.stream("x", {"max_tokens": -1}))
+            assert caught.value.code == "INVALID_ARGUMENT"
 
 
 def test_nobody_listens() -> None:

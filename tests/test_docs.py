@@ -70,6 +70,17 @@ def test_links_and_scripts_exist(document: Path) -> None:
     assert missing == []
 
 
+def test_tree_of_the_readme_exists() -> None:
+    tree = (ROOT / "README.md").read_text("utf-8").split("## What lies where")[1].split("```")[1]
+    parent, missing = ROOT, []
+    for line in tree.strip("\n").splitlines():
+        names = re.findall(r"\S+", line[:24])
+        if not line.startswith(" "):
+            parent = ROOT / names[0]
+        missing += [name for name in names if not (ROOT / name).exists() and not (parent / name).exists()]
+    assert missing == []
+
+
 def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
     named = {
         command

@@ -20,6 +20,9 @@ from typing import Any
 
 from trtdecode.errors import ServerError
 
+#: Asks Triton to end a refused stream with a gRPC status; without it there would be a text alone.
+_WITH_STATUS = (("triton_grpc_error", "true"),)
+
 #: struct formats of the fixed-size Triton data types that our outputs use.
 _SCALAR_FORMATS = {"BOOL": "?", "INT32": "i", "UINT32": "I", "INT64": "q", "UINT64": "Q", "FP32": "f", "FP64": "d"}
 
@@ -120,7 +123,7 @@ class StreamClient:
             id=request_id,
             inputs=[self._tensor(name, value) for name, value in tensors.items()],
         )
-        call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout_s)
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout_s, metadata=_WITH_STATUS)
         try:
             for response in call:
                 if response.error_message:

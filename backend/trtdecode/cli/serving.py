@@ -52,6 +52,7 @@ def serve(
 
 def drain(
     model: Annotated[str | None, typer.Argument(help="Only this model; default all of this machine.")] = None,
+    version: Annotated[str | None, typer.Option(help="Only this version of it.")] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="End running requests instead of finishing them.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Take new work again.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for running requests.")] = 30.0,
@@ -60,10 +61,10 @@ def drain(
     from trtdecode.server import drain as draining
 
     if resume:
-        draining.resume(model)
+        draining.resume(model, version=version)
         return
     unfinished = 0
-    for report in draining.drain(model, cancel=cancel, timeout_s=timeout):
+    for report in draining.drain(model, version=version, cancel=cancel, timeout_s=timeout):
         state = "drained" if report.drained else f"{report.live} requests left {report.error}".rstrip()
         typer.echo(f"{report.instance}: {state} after {report.seconds:.1f} s")
         unfinished += not report.drained
