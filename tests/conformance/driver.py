@@ -19,13 +19,14 @@ class Sequence:
 
 @dataclass
 class Driver:
-    """Hands out blocks and builds batches. `block_order` fixes which blocks are used, and in which order."""
+    """Hands out blocks and builds batches. `block_order` fixes which blocks are used, and in which order; by default
+    all but block 0, which is no sequence's (`executor/base.py`)."""
 
     executor: Executor
     block_order: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._free = list(self.block_order or range(self.executor.num_blocks))
+        self._free = list(self.block_order or range(1, self.executor.num_blocks))
 
     def sequence(self, tokens: list[int], *, room: int = 0, prefix: Sequence | None = None) -> Sequence:
         """A new sequence with blocks for its tokens and `room` more; whole computed blocks of `prefix` are shared."""

@@ -1,4 +1,4 @@
-"""Promotions on a real tritonserver: one that goes through, one refused by each gate that needs a server, a rollback."""
+"""Promotions on a real tritonserver: one that goes through, one refused by each gate that needs it, a rollback."""
 
 from __future__ import annotations
 
