@@ -73,7 +73,7 @@ class FakeExecutor:
 
     def _hashes(self, batch: Batch, histories: list[tuple[int, int, npt.NDArray[np.int32]]]) -> list[int]:
         hashes = []
-        owners = np.searchsorted(batch.query_begins, batch.logit_indices, side="right") - 1
+        owners = batch.query_begins.searchsorted(batch.logit_indices, side="right") - 1
         for row, owner in zip(batch.logit_indices.tolist(), owners.tolist(), strict=True):
             begin, past, table = histories[owner]
             end = past + row - begin + 1

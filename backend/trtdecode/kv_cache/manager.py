@@ -264,7 +264,7 @@ class KVCacheManager:
         """
         first, last = begins // self.block_size, (ends - 1) // self.block_size
         self.pool.assert_writable(self.block_tables[rows, first])
-        for index in np.flatnonzero(last > first).tolist():
+        for index in (last > first).nonzero()[0].tolist():
             self.pool.assert_writable(self.block_tables[rows[index], first[index] + 1 : last[index] + 1])
 
     def waste(self, running: Iterable[Request]) -> Waste:
@@ -287,10 +287,9 @@ class KVCacheManager:
         self.pool.restore(pool, self._count_references(running))
 
     def _count_references(self, running: Iterable[Request]) -> npt.NDArray[np.int32]:
-        references = np.zeros(self.pool.num_blocks, np.int32)
-        for request in running:
-            assert request.blocks is not None, f"running request {request.request_id} has no blocks"
-            np.add.at(references, self.block_tables[request.blocks.row, : request.blocks.num_blocks], 1)
+        tables = [self.block_tables[r.blocks.row, : r.blocks.num_blocks] for r in running if r.blocks is not None]
+        entries = np.concatenate([*tables, np.zeros(1, np.int32)])
+        references = np.bincount(entries, minlength=self.pool.num_blocks).astype(np.int32)
         references[NULL_BLOCK] = 0
         return references
 

@@ -47,19 +47,20 @@ class BatchFromSchedule:
         self._kv.assert_writable(rows, past_lens, context_lens)
 
         query_begins = self._query_begins[: num_seqs + 1]
-        np.cumsum(new_lens, out=query_begins[1:])
+        new_lens.cumsum(out=query_begins[1:])
         positions = self._positions[:num_tokens]
         if num_tokens == num_seqs:
             positions[:] = past_lens
         else:
-            np.add(np.repeat(past_lens - query_begins[:-1], new_lens), self._range[:num_tokens], out=positions)
+            np.add((past_lens - query_begins[:-1]).repeat(new_lens), self._range[:num_tokens], out=positions)
         input_ids = self._input_ids[:num_tokens]
         input_ids[:] = _token_ids(plan)
         block_indices, block_begins = self._gather_blocks(rows, context_lens)
 
-        logit_indices = query_begins[1:].astype(np.int64) - 1
+        ends = query_begins[1:].astype(np.int64)
         if plan.unsampled_entries:
-            logit_indices = np.delete(logit_indices, plan.unsampled_entries)
+            ends = np.delete(ends, plan.unsampled_entries)
+        logit_indices = ends - 1
         plan.prompt_ranges, prompt_rows = _prompt_logits(plan, query_begins)
         if prompt_rows:
             logit_indices = np.concatenate([logit_indices, *prompt_rows])
@@ -81,7 +82,7 @@ class BatchFromSchedule:
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         num_blocks = (context_lens + (self._kv.block_size - 1)) // self._kv.block_size
         block_begins = self._block_begins[: len(rows) + 1]
-        np.cumsum(num_blocks, out=block_begins[1:])
+        num_blocks.cumsum(out=block_begins[1:])
         total, widest = int(block_begins[-1]), int(num_blocks.max())
         if total > len(self._block_indices):
             self._block_indices = np.zeros(2 * total, np.int32)
