@@ -106,3 +106,9 @@ def test_instance_kinds() -> None:
         config(instance_group=[{"kind": "KIND_GPU"}, {"kind": "KIND_CPU"}])
     with pytest.raises(ConfigError, match="must be one of KIND_AUTO"):
         config(instance_group=[{"kind": "KIND_TPU"}])
+
+
+def test_warm_up_requests_are_counted() -> None:
+    samples = [{"name": "a", "batch_size": 1}, {"name": "b", "batch_size": 2, "count": 3}]
+    assert config(model_warmup=samples).num_warmup_requests == 7
+    assert config().num_warmup_requests == 0

@@ -33,6 +33,7 @@ class ModelConfig:
     max_workspace_size_bytes: int = DEFAULT_WORKSPACE_BYTES
     preferred_batch_sizes: tuple[int, ...] = ()  # dynamic_batching, for encoder models
     max_queue_delay_us: int = 0
+    num_warmup_requests: int = 0  # so many come before any client's; see model_warmup
     warnings: tuple[str, ...] = ()  # said once at load
 
     @classmethod
@@ -65,6 +66,10 @@ class ModelConfig:
             max_workspace_size_bytes=workspace,
             preferred_batch_sizes=tuple(int(size) for size in batching.get("preferred_batch_size") or ()),
             max_queue_delay_us=int(batching.get("max_queue_delay_microseconds", 0) or 0),
+            num_warmup_requests=sum(
+                max(int(sample.get("count", 0)), 1) * max(int(sample.get("batch_size", 0)), 1)
+                for sample in raw.get("model_warmup") or ()
+            ),
             warnings=tuple(warnings),
         )
 

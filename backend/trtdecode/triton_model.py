@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from trtdecode.triton_outputs import OUTPUTS, render
 
 #: How long `finalize` waits for what still runs; Triton's own unload has waited for the requests before it.
 FINALIZE_TIMEOUT_S = 5.0
+#: Characters (or ids) from which on a prompt is tokenised beside `execute` instead of in it: some milliseconds.
+SLOW_PROMPT_LENGTH = 50_000
 
 
 class TritonChannel:
@@ -53,6 +57,21 @@ class TritonChannel:
 
 def _triton_error(error: BaseException) -> Any:
     return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, wire_status(error).triton_code))
+
+
+class _Answer:
+    """Turns the parts of one call's answer into tensors."""
+
+    def __init__(self, call: Call, batched: bool, decode: Callable[[int], str]) -> None:
+        self.call = call
+        self.num_input_tokens = 0  # known once the prompt is tokenised
+        self._batched = batched
+        self._decode = decode
+
+    def __call__(self, part: Part) -> dict[str, npt.NDArray[Any]]:
+        return render(
+            self.call, part, num_input_tokens=self.num_input_tokens, batched=self._batched, decode=self._decode
+        )
 
 
 class TritonPythonModel:
@@ -104,7 +123,9 @@ class TritonPythonModel:
         except TrtdecodeError as error:
             raise pb_utils.TritonModelException(f"{type(error).__name__}: {error}") from error
         self._is_batched = self._config.max_batch_size > 0
+        self._num_warmups = self._config.num_warmup_requests
         self._sender = Sender(self._log.log_error, keepalive_s=self._config.serving.keepalive_ms / 1000)
+        self._slow_intake = ThreadPoolExecutor(1, thread_name_prefix="trtdecode-intake")
         self._publisher = self._start_metrics(args["model_instance_name"])
         handlers = {"drain": self._drain, "resume": self._resume, "status": self._status}
         self._control = ControlServer(args["model_instance_name"], handlers)
@@ -136,45 +157,64 @@ class TritonPythonModel:
 
     def _start(self, request: Any) -> None:
         channel = TritonChannel(request.get_response_sender())
+        is_warmup = self._num_warmups > 0
+        self._num_warmups -= is_warmup
         try:
-            tensors = {tensor.name(): _array_of(tensor) for tensor in request.inputs()}
             call = read_call(
-                tensors,
+                {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
                 json.loads(request.parameters() or "{}"),
                 batched=self._is_batched,
                 vocab_size=self._replica.spec.vocab_size,
                 defaults=self._replica.default_params,
             )
-            self._submit(call, channel, request)
-        except RequestError as error:
-            channel.send(None, error, final=True)
-        except Exception as error:  # never leave a request without its final response
-            self._log.log_error(f"{self._name}: request could not be read: {error!r}")
-            channel.send(None, ExecutorFailed(f"request could not be read: {error}"), final=True)
-
-    def _submit(self, call: Call, channel: TritonChannel, request: Any) -> None:
-        replica, batched = self._replica, self._is_batched
-        prompt_ids = replica.encode(call.prompt)
-
-        def render_part(part: Part) -> dict[str, npt.NDArray[Any]]:
-            return render(
-                call, part, num_input_tokens=len(prompt_ids), batched=batched, decode=replica.tokenizer.token_text
-            )
-
-        stream = Stream(Responder(call.params.n, stream=call.stream), channel, render_part)
-        samples = replica.samples(
-            prompt_ids,
-            call.params,
-            on_event=lambda event: self._sender.push(stream, event),
-            is_cancelled=lambda: stream.is_cancelled,
-            timeout_ms=call.timeout_ms or request.timeout() / 1000,
-            caller_id=request.request_id(),
-        )
+            if is_warmup and not call.prompt:
+                call = self._warmup_call()
+        except Exception as error:
+            if not is_warmup:
+                self._fail(Stream(Responder(1, stream=False), channel, lambda part: {}), error)
+                return
+            self._log.log_warn(f"{self._name}: a warm-up request is not valid ({error}); one token is generated")
+            call = self._warmup_call()
+        answer = _Answer(call, self._is_batched, self._replica.tokenizer.token_text)
+        stream = Stream(Responder(call.params.n, stream=call.stream), channel, answer)
         self._sender.add(stream)
+        timeout_ms = call.timeout_ms or request.timeout() / 1000
+        arguments = (stream, answer, timeout_ms, request.request_id())
+        if len(call.prompt) > SLOW_PROMPT_LENGTH or call.params.guided:
+            self._slow_intake.submit(self._admit, *arguments)  # the next requests do not wait for it
+        else:
+            self._admit(*arguments)
+
+    def _warmup_call(self) -> Call:
+        """What zero data stands for: a prompt of one BOS-like token. An error would fail the load (and 2.51 often
+        crashes with it)."""
+        spec = self._replica.spec
+        token_id = spec.bos_token_id if spec.bos_token_id is not None else next(iter(spec.eos_token_ids), 0)
+        return Call([token_id], dataclasses.replace(self._replica.default_params, max_tokens=1))
+
+    def _admit(self, stream: Stream, answer: _Answer, timeout_ms: float, caller_id: str) -> None:
+        """Tokenises and submits. Whatever goes wrong ends this request alone."""
         try:
-            replica.submit(samples)
-        except RequestError as error:
-            self._sender.fail(stream, error)
+            prompt_ids = self._replica.encode(answer.call.prompt)
+            answer.num_input_tokens = len(prompt_ids)
+            samples = self._replica.samples(
+                prompt_ids,
+                answer.call.params,
+                on_event=lambda event: self._sender.push(stream, event),
+                is_cancelled=lambda: stream.is_cancelled,
+                timeout_ms=timeout_ms,
+                caller_id=caller_id,
+            )
+            self._replica.submit(samples)
+        except Exception as error:
+            self._fail(stream, error)
+
+    def _fail(self, stream: Stream, error: Exception) -> None:
+        if not isinstance(error, RequestError):  # a fault of ours: say so in the log, and never lose the request
+            self._log.log_error(f"{self._name}: request could not be taken in: {error!r}")
+            error = ExecutorFailed(f"request could not be taken in: {error!r}")
+        self._sender.add(stream)
+        self._sender.fail(stream, error)
 
     def _drain(self, command: dict[str, Any]) -> dict[str, Any]:
         """Refuses new work, then waits for (or cancels) what runs, until every response has been sent."""
@@ -204,17 +244,13 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Ends what still runs, with a final response each, and frees the runtime."""
         self._control.close()
+        self._slow_intake.shutdown()
         self._replica.drain(cancel=True, timeout_s=FINALIZE_TIMEOUT_S)
         left = self._sender.close(FINALIZE_TIMEOUT_S)
         if self._publisher is not None:
             self._publisher.close()
         self._replica.close()
         self._log.log_info(f"{self._name} version {self._version}: finalized, {left} requests left")
-
-
-def _array_of(tensor: Any) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = tensor.as_numpy()
-    return array
 
 
 class _TritonLogHandler(logging.Handler):

@@ -13,6 +13,10 @@ from trtdecode.server.locate import locate_server
 MODEL_FILE = Path(__file__).parent / "models" / "probe.py"
 
 #: Model name -> what its config.pbtxt says beside the backend.
+WARM_UP = (
+    'model_warmup [ { name: "empty" batch_size: 1 inputs { key: "text_input" '
+    "value { data_type: TYPE_STRING dims: [ 1 ] zero_data: true } } } ]"
+)
 CONFIGS = {
     "probe": "",
     "killed": "",
@@ -21,8 +25,7 @@ CONFIGS = {
     "batched": "max_batch_size: 4 dynamic_batching { }",
     "policy": "max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
     "graphs": "dynamic_batching { } optimization { cuda { graphs: true graph_spec [ { batch_size: 1 } ] } }",
-    "warm": 'model_warmup [ { name: "empty" batch_size: 1 inputs { key: "text_input" '
-    "value { data_type: TYPE_STRING dims: [ 1 ] zero_data: true } } } ]",
+    "warm": WARM_UP,
 }
 
 
@@ -30,7 +33,8 @@ def write_models(repository: Path, names: list[str]) -> None:
     for name in names:
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "1" / "model.py").write_bytes(MODEL_FILE.read_bytes())
-        (repository / name / "config.pbtxt").write_text(f'backend: "python"\n{CONFIGS[name]}\n')
+        rest = CONFIGS.get(name, WARM_UP)
+        (repository / name / "config.pbtxt").write_text(f'backend: "python"\n{rest}\n')
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trtdecode.errors import ServerError
 from trtdecode.server.launch import TritonServer
 from trtdecode.server.processes import is_running
 
@@ -136,3 +137,11 @@ def test_sigterm_in_mid_stream_outlasts_the_exit_timeout(make_probe_server: Call
     stream.close()
     server.kill()
     assert not is_running(stub.pid)
+
+
+def test_a_warm_up_answered_with_an_error_fails_the_load(make_probe_server: Callable[..., TritonServer]) -> None:
+    """And often takes the server with it: 2.51 was seen to end by SIGSEGV."""
+    with pytest.raises(ServerError) as caught:
+        make_probe_server("warm_error").start(60)
+    print(f"\n{caught.value}")
+    assert "failed to run warmup sample 'empty': no text" in str(caught.value) or "crashed" in str(caught.value)

@@ -39,6 +39,10 @@ class TritonPythonModel:
         for request in requests:
             raw = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0]
             self.seen.append([request.request_id(), raw.decode()])
+            if raw == b"" and self.config["name"] == "warm_error":
+                error = pb_utils.TritonError("no text", pb_utils.TritonError.INVALID_ARG)
+                request.get_response_sender().send(pb_utils.InferenceResponse(error=error), flags=FINAL)
+                continue
             command = json.loads(raw) if raw.startswith(b"{") else {"do": "report"}
             getattr(self, command.pop("do"))(request, request.get_response_sender(), **command)
 
