@@ -145,16 +145,23 @@ def chain_server(
         yield server
 
 
+@pytest.fixture(scope="session")
+def untouched(chain_server: RunningServer) -> dict[str, tuple[int, str]]:
+    """Each chain model's stub and greedy text before any test."""
+    return {name: (chain_server.stub_pid(name), chain_server.greedy(name)) for name in CHAIN_CONFIGS}
+
+
 @pytest.fixture
-def post(chain_server: RunningServer) -> Iterator[Callable[[str], None]]:
-    """CASES' POST conditions, checked after the test for every chain model: the same greedy text as before, nothing
-    running or waiting, all blocks back, the same stub."""
-    before = {name: (chain_server.stub_pid(name), chain_server.greedy(name)) for name in CHAIN_CONFIGS}
+def post(chain_server: RunningServer, untouched: dict[str, tuple[int, str]]) -> Iterator[Callable[[str], None]]:
+    """CASES' POST conditions, checked after the test: nothing running or waiting, all blocks back, the same stubs, and
+    the same greedy text as before any test. Calling it checks one model at once."""
 
     def check(model: str) -> None:
         wait_for(lambda: chain_server.is_idle(model), what=f"{model} idle")
-        assert (chain_server.stub_pid(model), chain_server.greedy(model)) == before[model]
+        assert (chain_server.stub_pid(model), chain_server.greedy(model)) == untouched[model]
 
     yield check
+    check("chain")
     for name in CHAIN_CONFIGS:
-        check(name)
+        wait_for(lambda name=name: chain_server.is_idle(name), what=f"{name} idle")  # type: ignore[misc]
+        assert chain_server.stub_pid(name) == untouched[name][0]
