@@ -12,13 +12,11 @@ from conformance.numpy_reference import NumpyDecoder
 from conformance.tiny_graph import TinySpec
 from trtdecode.config import ServingConfig
 from trtdecode.errors import ManifestError
-from trtdecode.executor.factory import auto_compute_precision, create_executor
+from trtdecode.executor.factory import create_executor
 from trtdecode.manifest import Manifest, ModelSpec, entry_of
 
 TINY = TinySpec()
 SPEC = ModelSpec("llama", 2, TINY.hidden_size, 6, 2, 32, TINY.vocab_size, 512, (0, 0))
-VNNI = frozenset({"avx2", "avx512_vnni"})
-AMX = VNNI | {"amx_bf16"}
 
 
 @pytest.fixture
@@ -67,26 +65,20 @@ def test_a_file_missing_from_the_manifest_is_refused(version: tuple[Path, Manife
 
 
 @pytest.mark.parametrize(
-    ("quantized", "kv_cache", "weight_bytes", "flags", "expected"),
+    ("asked", "compute_precision", "kv_cache_precision"),
     [
-        (True, "auto", 1 << 20, AMX, "mixed"),
-        (True, "u8", 1 << 20, AMX, "mixed"),
-        (True, "auto", 1 << 30, AMX, "int8"),  # weights twice would take more than a quarter of the memory
-        (True, "auto", 1 << 20, VNNI, "int8"),
-        (True, "auto", 1 << 20, frozenset({"avx_vnni"}), "int8"),
-        (True, "auto", 1 << 20, frozenset({"avx2"}), "f32"),
-        (True, "f32", 1 << 20, AMX, "f32"),
-        (False, "auto", 1 << 20, AMX, "f32"),
+        ({}, "f32", "f32"),
+        ({"kv_cache_precision": "u8"}, "f32", "u8"),
+        ({"compute_precision": "int8"}, "int8", "u8"),
+        ({"compute_precision": "int8", "kv_cache_precision": "f32"}, "int8", "f32"),
     ],
 )
-def test_auto_compute_precision(
-    quantized: bool, kv_cache: str, weight_bytes: int, flags: frozenset[str], expected: str
+def test_inexact_precisions_are_only_taken_when_asked_for(
+    version: tuple[Path, Manifest], asked: dict[str, str], compute_precision: str, kv_cache_precision: str
 ) -> None:
-    chosen = auto_compute_precision(
-        quantized_weights=quantized,
-        kv_cache_precision=kv_cache,
-        weight_bytes=weight_bytes,
-        ram_bytes=8 << 30,
-        flags=flags,
-    )
-    assert chosen == expected
+    directory, manifest = version
+    config = ServingConfig(kv_cache_bytes=1 << 20, **asked)
+    made, _ = create_executor(config, manifest, directory, device_kind="CPU", device_id=0)
+    facts = made.describe()
+    made.close()
+    assert (facts["compute_precision"], facts["kv_cache_precision"]) == (compute_precision, kv_cache_precision)

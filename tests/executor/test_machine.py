@@ -65,9 +65,3 @@ def test_memory_without_a_limit_is_the_machines(tmp_path: Path) -> None:
     assert machine.memory_bytes(tmp_path) == physical
     assert machine.memory_bytes(write(tmp_path, {"memory.max": "max"})) == physical
     assert machine.memory_bytes(write(tmp_path, {"memory.max": str(1 << 62)})) == physical
-
-
-def test_cpu_flags_come_from_the_first_flags_line(tmp_path: Path) -> None:
-    info = write(tmp_path, {"cpuinfo": "processor\t: 0\nflags\t\t: fpu avx2 avx512_vnni\nflags: other"}) / "cpuinfo"
-    assert machine.cpu_flags(info) == {"fpu", "avx2", "avx512_vnni"}
-    assert machine.cpu_flags(tmp_path / "missing") == frozenset()

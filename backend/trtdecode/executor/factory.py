@@ -10,7 +10,7 @@ from trtdecode.errors import ManifestError
 from trtdecode.executor.base import Executor
 from trtdecode.executor.choice import ExecutorChoice, choose_executor
 from trtdecode.executor.devices import find_devices
-from trtdecode.executor.machine import cpu_flags, memory_bytes
+from trtdecode.executor.machine import memory_bytes
 from trtdecode.manifest import Manifest, verify_files
 
 if TYPE_CHECKING:
@@ -70,15 +70,8 @@ def _openvino_executor(config: ServingConfig, manifest: Manifest, version_dir: P
 
     graph_file = _graph_file(config, manifest, _OPENVINO_PRECISIONS)
     _verify(config, manifest, version_dir, graph_file)
-    compute = config.compute_precision
-    if compute == "auto":
-        compute = auto_compute_precision(
-            quantized_weights=graph_file in (manifest.graphs.get("int8"), manifest.graphs.get("int4")),
-            kv_cache_precision=config.kv_cache_precision,
-            weight_bytes=sum(entry.num_bytes for name, entry in manifest.files.items() if name.startswith(graph_file)),
-            ram_bytes=memory_bytes(),
-            flags=cpu_flags(),
-        )
+    # The other precisions are faster on some CPUs and change answers (see openvino_executor.py), so they are asked for.
+    compute = "f32" if config.compute_precision == "auto" else config.compute_precision
     kv_cache = config.kv_cache_precision
     if kv_cache == "auto":
         kv_cache = "f32" if compute == "f32" else "u8"
@@ -89,20 +82,6 @@ def _openvino_executor(config: ServingConfig, manifest: Manifest, version_dir: P
         compute_precision=compute,
         num_threads=config.num_threads,
     )
-
-
-def auto_compute_precision(
-    *, quantized_weights: bool, kv_cache_precision: str, weight_bytes: int, ram_bytes: int, flags: frozenset[str]
-) -> str:
-    """What `compute_precision: auto` is for OpenVINO: the fastest for quantised weights on this CPU, f32 for others.
-
-    An f32 KV cache asks for streams that do not depend on the batch, so it gets f32. "mixed" holds the weights twice,
-    so it is for models that are small beside the memory.
-    """
-    has_vnni = bool(flags & {"avx512_vnni", "avx_vnni"})
-    if not quantized_weights or not has_vnni or kv_cache_precision == "f32":
-        return "f32"
-    return "mixed" if "amx_bf16" in flags and 8 * weight_bytes < ram_bytes else "int8"
 
 
 def _torch_executor(config: ServingConfig, manifest: Manifest, version_dir: Path) -> Executor:

@@ -34,14 +34,6 @@ def memory_bytes(cgroup_root: Path = _CGROUP_ROOT) -> int:
     return physical
 
 
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Instruction sets as the kernel names them ("avx512_vnni", "amx_bf16"); empty where it does not say."""
-    for line in _read(cpuinfo).splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
-
-
 def _cpu_quota(cgroup_root: Path) -> int | None:
     """Whole CPUs of a control group (version 2, then 1), rounded up; None without a limit."""
     fields = _read(cgroup_root / "cpu.max").split()

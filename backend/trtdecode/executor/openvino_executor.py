@@ -8,8 +8,10 @@ faster on CPUs with the instructions, and round differently when the batch chang
     bf16    matrix products and attention in bfloat16 (needs AMX to pay)
     mixed   int8 for small steps, bf16 for steps of MIXED_BF16_TOKENS and more: two compiled models, one KV pool
 
-SmolLM2-135M INT8 against its f32 weights over 1,400 tokens of text, as mean KL divergence and perplexity ratio:
-f32 0.0015 and 0.999, int8 0.0052 and 1.002, bf16 0.0029 and 1.001; a u8 KV cache adds 0.0001.
+SmolLM2-135M INT8 against its f32 weights over 1,400 tokens of text, as mean KL divergence and share of equal first
+choices: f32 0.0015 and 0.975, int8 0.0052 and 0.952, bf16 0.0029 and 0.954; a u8 KV cache adds 0.0001. Small means hide
+changed answers: asked for the capital of France under its default system prompt, f32 says Paris and the other three do
+not. So f32 is the default, and the others are for whoever has checked them on their own model.
 """
 
 from __future__ import annotations
