@@ -209,3 +209,46 @@ def test_close_sends_what_is_left(errors: list[str]) -> None:
         sender.push(stream, event(request, "x", FinishReason.STOP))
     assert sender.close(5) == 0
     assert all(channel.sent == [("x", None, True)] for _, channel, _ in made)
+
+
+def test_what_went_out_with_an_earlier_entry_is_not_sent_again(sender: Sender) -> None:
+    """B is in the batch being sent, behind A, and gets more meanwhile: one response, not a second empty one."""
+    blocker, blocker_channel, blocker_request = start(sender)
+    a, a_channel, a_request = start(sender)
+    b, b_channel, b_request = start(sender)
+    for channel in (blocker_channel, a_channel):
+        channel.gate.clear()
+    sender.push(blocker, event(blocker_request, "x", FinishReason.STOP))
+    time.sleep(0.05)  # the thread is inside the blocker's send
+    sender.push(a, event(a_request, "a", FinishReason.STOP))
+    sender.push(b, event(b_request, "b"))
+    blocker_channel.gate.set()
+    time.sleep(0.05)  # the thread has taken A and B and is inside A's send
+    sender.push(b, event(b_request, "c"))
+    a_channel.gate.set()
+    wait_for(lambda: b_channel.sent)
+    time.sleep(0.05)
+    assert b_channel.sent == [("bc", None, False)]
+    sender.push(b, event(b_request, "d", FinishReason.STOP))
+    wait_for(lambda: sender.num_live == 0)
+    assert b_channel.sent == [("bc", None, False), ("d", None, True)]
+
+
+def test_a_round_of_polling_skips_what_has_ended_meanwhile(sender: Sender) -> None:
+    first, first_channel, first_request = start(sender)
+    second, second_channel, second_request = start(sender)
+    inside, release = threading.Event(), threading.Event()
+
+    def slow() -> bool:
+        inside.set()
+        return not release.wait(5)
+
+    first_channel.is_cancelled = slow  # type: ignore[method-assign]
+    assert inside.wait(5), "the round has begun; the second stream is next"
+    sender.push(second, event(second_request, "x", FinishReason.STOP))
+    wait_for(lambda: second_channel.sent)
+    release.set()
+    time.sleep(0.1)
+    assert second_channel.closed_uses == 0
+    sender.push(first, event(first_request, "y", FinishReason.STOP))
+    wait_for(lambda: sender.num_live == 0)
