@@ -21,10 +21,13 @@ from trtdecode.manifest import FileEntry, Manifest, ModelSpec, entry_of, write_m
 from trtbuild.checkpoint import Checkpoint, open_checkpoint
 from trtbuild.graph.author import PRECISIONS, author_graph, config_of
 from trtbuild.graph.check import check_graph
-from trtbuild.graph.config import DecoderConfig
+from trtbuild.graph.encoder_config import EncoderConfig
+from trtbuild.graph.family import ModelConfig
 
-#: INT8 only: it is what serving on a CPU uses, and f32 data would be four times the size.
-DEFAULT_PRECISIONS = ("int8",)
+#: What is written unless told otherwise. Decoders: INT8 alone, which is what serving on a CPU uses; f32 would be four
+#: times the size. Encoders: f32, since they are bound by arithmetic and compared with their originals to 1e-5.
+DEFAULT_PRECISIONS = {"generate": ("int8",)}
+DEFAULT_ENCODER_PRECISIONS = ("f32",)
 
 #: Packages whose versions the manifest records.
 BUILDER_PACKAGES = ("trtdecode", "onnx", "onnx-ir", "numpy", "gguf")
@@ -54,7 +57,7 @@ class _Import:
     precisions: tuple[str, ...]
     report: ImportReport
     checkpoint: Checkpoint
-    config: DecoderConfig
+    config: ModelConfig
     graphs: dict[str, str] = field(default_factory=dict)
 
 
@@ -63,7 +66,7 @@ def import_checkpoint(
     model_dir: Path,
     *,
     version: int = 1,
-    precisions: Sequence[str] = DEFAULT_PRECISIONS,
+    precisions: Sequence[str] | None = None,
     name: str | None = None,
     replace: bool = False,
     progress: Callable[[str], None] = lambda line: None,
@@ -74,7 +77,7 @@ def import_checkpoint(
         source: a .gguf file, or a folder of Hugging Face files.
         model_dir: the model's folder in a Triton model repository.
         version: a positive number; Triton serves the highest.
-        precisions: weight precisions to write, of PRECISIONS.
+        precisions: weight precisions to write, of PRECISIONS; None: the defaults of the model's task.
         name: the model's name in config.pbtxt; default the folder's.
         replace: overwrite an existing version.
         progress: called with one line at the start of each stage.
@@ -83,9 +86,8 @@ def import_checkpoint(
         CheckpointError: see `open_checkpoint` and `author_graph`; or the version exists and `replace` is false.
         UnsupportedError: an unknown precision.
     """
-    unknown = sorted(set(precisions) - set(PRECISIONS))
-    if unknown or not precisions:
-        raise UnsupportedError(f"precisions {unknown} are not known; choose from {', '.join(PRECISIONS)}")
+    if precisions is not None:
+        _check_precisions(precisions)
     version_dir = model_dir / str(version)
     if version < 1:
         raise UnsupportedError(f"version {version}: Triton's versions are positive numbers; use 1 or more")
@@ -94,6 +96,8 @@ def import_checkpoint(
     progress(f"open {source}")
     checkpoint = open_checkpoint(source)
     config = config_of(checkpoint)
+    if precisions is None:
+        precisions = DEFAULT_PRECISIONS.get(config.spec.task, DEFAULT_ENCODER_PRECISIONS)
     report = ImportReport(checkpoint.source, version_dir, config.spec, tuple(precisions))
     report.decisions += _describe(checkpoint, config, report.precisions)
     staging = model_dir / f".import-{version}-{os.getpid()}"
@@ -118,14 +122,15 @@ def import_checkpoint(
 
 def _write_graphs(state: _Import) -> None:
     for precision in state.precisions:
-        file_name = "decoder.onnx" if precision == "f32" else f"decoder.{precision}.onnx"
+        stem = "decoder" if state.config.spec.task == "generate" else "encoder"
+        file_name = f"{stem}.onnx" if precision == "f32" else f"{stem}.{precision}.onnx"
         author_graph(state.checkpoint, state.staging / file_name, precision)
         state.graphs[precision] = file_name
 
 
 def _check_graphs(state: _Import) -> None:
     for file_name in state.graphs.values():
-        check_graph(state.staging / file_name, state.config.num_layers)
+        check_graph(state.staging / file_name, state.config.spec)
 
 
 def _write_tokenizer(state: _Import) -> None:
@@ -168,6 +173,12 @@ STAGES: tuple[tuple[str, Callable[[_Import], None]], ...] = (
 # -- helpers ------------------------------------------------------------------------------------------------------
 
 
+def _check_precisions(precisions: Sequence[str]) -> None:
+    unknown = sorted(set(precisions) - set(PRECISIONS))
+    if unknown or not precisions:
+        raise UnsupportedError(f"precisions {unknown} are not known; choose one or more of {', '.join(PRECISIONS)}")
+
+
 def write_model_config(model_dir: Path, name: str) -> None:
     """A minimal config.pbtxt, unless there is one: everything else is filled in by the backend."""
     path = model_dir / "config.pbtxt"
@@ -175,17 +186,28 @@ def write_model_config(model_dir: Path, name: str) -> None:
         path.write_text(f'name: "{name}"\nbackend: "trtdecode"\nmax_batch_size: 0\n', "utf-8")
 
 
-def _describe(checkpoint: Checkpoint, config: DecoderConfig, precisions: tuple[str, ...]) -> list[str]:
+def _describe(checkpoint: Checkpoint, config: ModelConfig, precisions: tuple[str, ...]) -> list[str]:
     spec = config.spec
+    shape = f"family {spec.family}: {spec.num_layers} layers, hidden {spec.hidden_size}, "
+    if isinstance(config, EncoderConfig):
+        heads = f"{spec.num_heads} heads of {spec.head_dim}, vocabulary {spec.vocab_size}"
+        return [*checkpoint.decisions, shape + heads, _describe_task(config), f"weights {', '.join(precisions)}"]
     windows = sorted(set(spec.sliding_windows) - {0})
     return [
         *checkpoint.decisions,
-        f"family {spec.family}: {spec.num_layers} layers, hidden {spec.hidden_size}, "
-        f"{spec.num_heads} query and {spec.num_kv_heads} KV heads of {spec.head_dim}, vocabulary {spec.vocab_size}",
+        f"{shape}{spec.num_heads} query and {spec.num_kv_heads} KV heads of {spec.head_dim}, "
+        f"vocabulary {spec.vocab_size}",
         f"context {spec.max_context_len} tokens" + (f", sliding window {windows}" if windows else ""),
         f"weights {', '.join(precisions)}; head {'tied to the embedding' if config.tied_head else 'of its own'}",
         f"generation ends at token ids {list(spec.eos_token_ids)}",
     ]
+
+
+def _describe_task(config: EncoderConfig) -> str:
+    text = f"task {config.task}, texts up to {config.max_context_len} tokens"
+    if config.task == "embed":
+        return f"{text}, {config.pooling} pooling, {'length 1' if config.normalize else 'not normalised'}"
+    return f"{text}, {config.num_labels} scores"
 
 
 def _total(files: dict[str, FileEntry]) -> int:

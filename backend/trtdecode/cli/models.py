@@ -29,7 +29,7 @@ def import_model(
     of three lines unless there is one. The version appears by one rename, when it is complete.
     """
     from rich.console import Console
-    from trtbuild.pipeline import DEFAULT_PRECISIONS, import_checkpoint
+    from trtbuild.pipeline import import_checkpoint
 
     model_dir = repository / (name or default_name(checkpoint))
     number = version if version is not None else max(versions_of(model_dir), default=0) + 1
@@ -40,7 +40,7 @@ def import_model(
             checkpoint,
             model_dir,
             version=number,
-            precisions=precision or DEFAULT_PRECISIONS,
+            precisions=precision or None,
             replace=replace,
             progress=status.update,
         )

@@ -10,7 +10,9 @@ from typing import Any
 from trtdecode.errors import CheckpointError
 
 from trtbuild.checkpoint.base import Checkpoint, Float32, missing_tensor
+from trtbuild.checkpoint.json_file import read_json
 from trtbuild.checkpoint.safetensors_file import SafetensorsFile
+from trtbuild.checkpoint.sentence_files import SENTENCE_KEY, sentence_settings
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -55,21 +57,24 @@ def open_folder(folder: Path) -> Checkpoint:
     Raises:
         CheckpointError: config.json or weights missing, a shard missing or truncated, or only pickled weights.
     """
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     if generation.is_file():
         # The ids that end a chat turn are often only here.
         for key in ("eos_token_id", "bos_token_id"):
-            value = _read_json(generation).get(key)
+            value = read_json(generation).get(key)
             if value is not None:
                 config[key] = value
+    sentence = sentence_settings(folder)
+    if sentence is not None:
+        config[SENTENCE_KEY] = sentence
     return Checkpoint(str(folder), config, SafetensorsWeights(folder, _open_files(folder)), _tokenizer_files(folder))
 
 
 def _open_files(folder: Path) -> dict[str, SafetensorsFile]:
     index_path = folder / INDEX_FILE
     if index_path.is_file():
-        return _open_shards(folder, _read_json(index_path).get("weight_map"), index_path)
+        return _open_shards(folder, read_json(index_path).get("weight_map"), index_path)
     paths = [folder / SINGLE_FILE] if (folder / SINGLE_FILE).is_file() else sorted(folder.glob("*.safetensors"))
     if len(paths) != 1:
         raise _no_weights(folder, paths)
@@ -115,15 +120,3 @@ def _tokenizer_files(folder: Path) -> dict[str, bytes]:
         config["chat_template"] = template.read_text("utf-8")
         files["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False, indent=1).encode()
     return files
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; a checkpoint folder needs it") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a {type(value).__name__}, not an object")
-    return value

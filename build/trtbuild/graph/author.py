@@ -8,20 +8,18 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 from trtdecode.errors import UnsupportedError
-from trtdecode.executor.base import GRAPH_OUTPUT
 
 from trtbuild.checkpoint import Checkpoint
 from trtbuild.graph.builder import IR_VERSION, GraphBuilder
-from trtbuild.graph.config import DecoderConfig
+from trtbuild.graph.family import ModelConfig
 from trtbuild.graph.registry import family_of
-from trtbuild.graph.step import declare_step
 from trtbuild.graph.weight_file import WeightFile
 
 #: Storage of matrices in graphs authored from float weights.
 PRECISIONS = ("f32", "int8")
 
 
-def config_of(checkpoint: Checkpoint) -> DecoderConfig:
+def config_of(checkpoint: Checkpoint) -> ModelConfig:
     """The checkpoint's config as its family reads it. Raises CheckpointError or UnsupportedError."""
     family = family_of(checkpoint.config)
     return family.read_config(family.name, checkpoint.config)
@@ -39,9 +37,7 @@ def author_graph(checkpoint: Checkpoint, path: Path, precision: str) -> None:
     config = config_of(checkpoint)
     with WeightFile(path.with_name(f"{path.name}.data")) as file:
         g = GraphBuilder(f"{config.family}-{precision}", checkpoint.weights, file, precision)
-        step = declare_step(g, config)
-        logits = family_of(checkpoint.config).build(g, step, config)
-        g.output(GRAPH_OUTPUT, logits, ir.DataType.FLOAT, ["S", config.vocab_size])
+        family_of(checkpoint.config).write(g, checkpoint.config)
     model = ir.Model(g.graph, ir_version=IR_VERSION, producer_name="trtbuild")
     _write_proto(ir.to_proto(model), path)
 

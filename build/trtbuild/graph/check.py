@@ -8,6 +8,8 @@ from pathlib import Path
 import onnx
 from trtdecode.errors import LoadError
 from trtdecode.executor.base import GRAPH_INPUTS, GRAPH_OUTPUT, OPERATOR_DOMAIN
+from trtdecode.executor.encoder_base import EMBEDDING_OUTPUT, ENCODER_INPUTS, SCORES_OUTPUT
+from trtdecode.manifest import ModelSpec
 
 from trtbuild.graph.builder import OPSET_VERSION
 
@@ -16,40 +18,47 @@ class GraphCheckError(LoadError):
     """A graph does not keep the contract; nothing is published."""
 
 
-def check_graph(path: Path, num_layers: int) -> None:
+def check_graph(path: Path, spec: ModelSpec) -> None:
     """Raises GraphCheckError naming the node or tensor that breaks the contract.
 
     Checked: the ONNX schema and inferred shapes of every operator; inputs and output by name and order; one
-    PagedAttention a layer; every DequantizeLinear has an explicit axis (ONNX's default is wrong for [out, in] weights
-    and, on square ones, silently so); external data lies inside its file.
+    PagedAttention a layer of a decoder; every DequantizeLinear has an explicit axis (ONNX's default is wrong for
+    [out, in] weights and, on square ones, silently so); external data lies inside its file.
     """
     try:
         onnx.checker.check_model(os.fspath(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise GraphCheckError(f"{path}: not a valid ONNX graph: {error}") from error
     model = onnx.load(os.fspath(path), load_external_data=False)
-    _check_interface(path, model, num_layers)
+    _check_interface(path, model, spec)
     for node in model.graph.node:
         _check_node(path, node)
     for tensor in model.graph.initializer:
         _check_extent(path, tensor)
 
 
-def _check_interface(path: Path, model: onnx.ModelProto, num_layers: int) -> None:
-    caches = [f"{kind}_cache.{layer}" for layer in range(num_layers) for kind in ("key", "value")]
-    wanted = [*GRAPH_INPUTS, *caches]
+def _check_interface(path: Path, model: onnx.ModelProto, spec: ModelSpec) -> None:
+    wanted_inputs, wanted_output = _contract(spec)
     inputs = [value.name for value in model.graph.input]
-    if inputs != wanted:
-        raise GraphCheckError(f"{path}: inputs are {inputs}, the contract says {wanted}")
+    if inputs != wanted_inputs:
+        raise GraphCheckError(f"{path}: inputs are {inputs}, the contract says {wanted_inputs}")
     outputs = [value.name for value in model.graph.output]
-    if outputs != [GRAPH_OUTPUT]:
-        raise GraphCheckError(f"{path}: outputs are {outputs}, the contract says {[GRAPH_OUTPUT]}")
+    if outputs != [wanted_output]:
+        raise GraphCheckError(f"{path}: outputs are {outputs}, the contract says {[wanted_output]}")
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     if opsets.get("") != OPSET_VERSION:
         raise GraphCheckError(f"{path}: opset {opsets.get('')}, the contract says {OPSET_VERSION}")
     attention = [node for node in model.graph.node if node.op_type == "PagedAttention"]
-    if len(attention) != num_layers:
-        raise GraphCheckError(f"{path}: {len(attention)} PagedAttention nodes for {num_layers} layers")
+    if len(attention) != (spec.num_layers if spec.task == "generate" else 0):
+        raise GraphCheckError(f"{path}: {len(attention)} PagedAttention nodes for {spec.num_layers} layers")
+
+
+def _contract(spec: ModelSpec) -> tuple[list[str], str]:
+    """Input names in order, and the output's name."""
+    if spec.task == "generate":
+        caches = [f"{kind}_cache.{layer}" for layer in range(spec.num_layers) for kind in ("key", "value")]
+        return [*GRAPH_INPUTS, *caches], GRAPH_OUTPUT
+    return list(ENCODER_INPUTS), EMBEDDING_OUTPUT if spec.task == "embed" else SCORES_OUTPUT
 
 
 def _check_node(path: Path, node: onnx.NodeProto) -> None:

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from trtdecode.errors import CheckpointError
 
-from trtbuild.graph import bloom, falcon, gemma, gpt2, gpt_neox, llama, mixtral, opt, phi, phi3, smollm3
+from trtbuild.graph import (
+    bert,
+    bloom,
+    falcon,
+    gemma,
+    gpt2,
+    gpt_neox,
+    llama,
+    mixtral,
+    modernbert,
+    opt,
+    phi,
+    phi3,
+    smollm3,
+)
 from trtbuild.graph.config import RawConfig
-from trtbuild.graph.family import Family
+from trtbuild.graph.family import EncoderFamily, Family
 
 FAMILIES: tuple[Family, ...] = (
     llama.LLAMA,
@@ -27,10 +41,16 @@ FAMILIES: tuple[Family, ...] = (
     falcon.FALCON,
 )
 
-BY_ARCHITECTURE: dict[str, Family] = {name: family for family in FAMILIES for name in family.architectures}
+ENCODER_FAMILIES: tuple[EncoderFamily, ...] = (bert.BERT, bert.ROBERTA, modernbert.MODERNBERT)
+
+ALL_FAMILIES: tuple[Family | EncoderFamily, ...] = (*FAMILIES, *ENCODER_FAMILIES)
+
+BY_ARCHITECTURE: dict[str, Family | EncoderFamily] = {
+    name: family for family in ALL_FAMILIES for name in family.architectures
+}
 
 
-def family_of(raw: RawConfig) -> Family:
+def family_of(raw: RawConfig) -> Family | EncoderFamily:
     """The family of a config. Raises CheckpointError listing the architectures that are known."""
     names = raw.get("architectures") or []
     for name in names:

@@ -14,7 +14,7 @@ import transformers
 from builder.tiny_models import LLAMA_SIZES, random_prompt, save_model
 from conformance.driver import Driver
 from trtbuild.checkpoint import Checkpoint, open_checkpoint
-from trtbuild.graph.author import author_graph
+from trtbuild.graph.author import author_graph, config_of
 from trtbuild.graph.check import GraphCheckError, check_graph
 from trtbuild.graph.registry import BY_ARCHITECTURE, family_of
 from trtbuild.quantize.int8 import dequantize_rows, quantize_rows
@@ -41,8 +41,8 @@ def read(path: Path) -> onnx.ModelProto:
     return onnx.load(str(path), load_external_data=False)
 
 
-def test_inputs_and_output_are_the_contract(authored: Path) -> None:
-    check_graph(authored, num_layers=2)
+def test_inputs_and_output_are_the_contract(checkpoint: Checkpoint, authored: Path) -> None:
+    check_graph(authored, config_of(checkpoint).spec)
     graph = read(authored).graph
     caches = ["key_cache.0", "value_cache.0", "key_cache.1", "value_cache.1"]
     assert [value.name for value in graph.input] == [*GRAPH_INPUTS, *caches]
@@ -201,4 +201,4 @@ def test_checker_refuses(
     change(model)
     path.write_bytes(model.SerializeToString())
     with pytest.raises(GraphCheckError, match=message):
-        check_graph(path, num_layers=2)
+        check_graph(path, config_of(checkpoint).spec)

@@ -12,7 +12,7 @@ from builder.family_configs import CONFIGS
 from builder.tiny_models import model_greedy, model_logits, random_prompt, save_model
 from conformance.driver import Driver
 from trtbuild.checkpoint import open_checkpoint
-from trtbuild.graph.author import author_graph
+from trtbuild.graph.author import author_graph, config_of
 from trtbuild.graph.check import check_graph
 from trtbuild.graph.registry import FAMILIES, family_of
 from trtdecode.executor.torch_executor import TorchExecutor
@@ -35,8 +35,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     model = save_model(config, folder / "checkpoint")
     graph = folder / "decoder.onnx"
-    author_graph(open_checkpoint(folder / "checkpoint"), graph, "f32")
-    check_graph(graph, config.num_hidden_layers)
+    checkpoint = open_checkpoint(folder / "checkpoint")
+    author_graph(checkpoint, graph, "f32")
+    check_graph(graph, config_of(checkpoint).spec)
     return Pair(model, Driver(TorchExecutor(graph, kv_cache_bytes=POOL_BYTES)), config.vocab_size)
 
 

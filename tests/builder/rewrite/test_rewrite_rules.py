@@ -1,0 +1,95 @@
+"""Every rule: what it makes of the exporter's forms, the same numbers before and after, and near misses untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from builder.engine.compiled import copy_of, operators, run
+from builder.engine.graphs import WIDTH
+from builder.rewrite import decomposed as forms
+from trtbuild import rewrite as rewrite_package
+from trtbuild.rewrite import (
+    cast_scaled_weight,
+    flattened_linear,
+    gelu_erf,
+    gelu_tanh,
+    layer_norm,
+    rms_norm,
+    silu,
+    softmax,
+    transposed_weight,
+)
+from trtbuild.rewrite.rules import RULES, rewrite
+
+CASES: list[tuple[ModuleType, Callable[[], ir.Model], list[str]]] = [
+    (layer_norm, forms.layer_norm, ["LayerNormalization"]),
+    (layer_norm, lambda: forms.layer_norm(reciprocal=True, power=False), ["LayerNormalization"]),
+    (rms_norm, forms.rms_norm, ["RMSNormalization"]),
+    (rms_norm, lambda: forms.rms_norm(scale_first=True), ["RMSNormalization"]),
+    (rms_norm, lambda: forms.rms_norm(casts=True), ["RMSNormalization"]),
+    (rms_norm, lambda: forms.rms_norm(casts=True, scale_first=True), ["RMSNormalization"]),
+    (gelu_erf, forms.gelu_erf, ["Gelu"]),
+    (gelu_erf, lambda: forms.gelu_erf(half_first=True, divide=False), ["Gelu"]),
+    (gelu_tanh, forms.gelu_tanh, ["Gelu"]),
+    (gelu_tanh, lambda: forms.gelu_tanh(power=False), ["Gelu"]),
+    (silu, forms.silu, ["Swish"]),
+    (silu, lambda: forms.silu(sigmoid_first=True), ["Swish"]),
+    (softmax, forms.linear_softmax, ["Gemm", "Softmax"]),
+    (flattened_linear, forms.flattened_linear_gelu, ["MatMul", "Add", "Gelu"]),
+    (cast_scaled_weight, forms.cast_scaled_weight, ["DequantizeLinear", "MatMul"]),
+    (cast_scaled_weight, lambda: forms.cast_scaled_weight(rows=True), ["DequantizeLinear", "MatMul"]),
+    (transposed_weight, forms.transposed_weight, ["MatMul"]),
+]
+
+NEAR_MISSES: list[tuple[ModuleType, Callable[[], ir.Model]]] = [
+    (layer_norm, lambda: forms.layer_norm(axis=0)),
+    (rms_norm, lambda: forms.rms_norm(axis=0)),
+    (gelu_erf, lambda: forms.gelu_erf(root_two=1.5)),
+    (gelu_erf, lambda: forms.gelu_erf(root_two=1.5, divide=False)),
+    (gelu_tanh, lambda: forms.gelu_tanh(cubic=0.05)),
+    (silu, lambda: forms.silu(other=True)),
+    (softmax, lambda: forms.linear_softmax(axis=0)),
+    (flattened_linear, lambda: forms.flattened_linear_gelu(restores=False)),
+    (cast_scaled_weight, lambda: forms.cast_scaled_weight(scalar=True)),
+    (transposed_weight, lambda: forms.transposed_weight(stored=False)),
+]
+
+
+def sample(model: ir.Model) -> np.ndarray:
+    shape = (5, WIDTH) if model.graph.inputs[0].shape.rank() == 2 else (1, 5, WIDTH)
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("rule", "make", "expected"), CASES)
+def test_the_form_becomes_the_operator_with_the_same_numbers(
+    rule: ModuleType, make: Callable[[], ir.Model], expected: list[str]
+) -> None:
+    before = make()
+    after = copy_of(before)
+    name = rule.__name__.rpartition(".")[2]
+    assert rewrite(after, (rule,)) == {name: 1}
+    assert operators(after) == expected
+    assert all(node.name for node in after.graph)
+    x = sample(before)
+    np.testing.assert_allclose(run(after, x=x), run(before, x=x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rule", "make"), NEAR_MISSES)
+def test_a_near_miss_stays(rule: ModuleType, make: Callable[[], ir.Model]) -> None:
+    model = make()
+    before = operators(model)
+    assert rewrite(model, (rule,)) == {}
+    assert operators(model) == before
+
+
+def test_every_file_is_a_rule_and_every_rule_is_tested() -> None:
+    folder = Path(next(iter(rewrite_package.__path__)))
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "rules", "constants"}
+    assert {rule.__name__.rpartition(".")[2] for rule in RULES} == files
+    assert {rule for rule, _, _ in CASES} == set(RULES)
+    assert {rule for rule, _ in NEAR_MISSES} == set(RULES)
