@@ -314,6 +314,18 @@ def test_an_executor_fault_ends_the_requests_of_its_batch(loop_class: Callable[.
     assert_nothing_left(loop)
 
 
+def test_a_fault_also_ends_prompts_that_were_not_complete(loop_class: Callable[..., Loop], silent: None) -> None:
+    """A chunk that failed has left nothing usable behind."""
+    executor = FakeExecutor(65, 4)
+    loop = make_loop(loop_class=loop_class, executor=executor, max_num_batched_tokens=8, max_num_seqs=4)
+    request = make_request(30, 5)
+    executor.fail_next = True
+    loop.submit(request)
+    steps(loop)
+    assert (request.finish_reason, request.output_ids) == (FinishReason.ERROR, [])
+    assert_nothing_left(loop)
+
+
 def test_blocks_of_a_failed_step_are_not_found_again(loop_class: Callable[..., Loop], silent: None) -> None:
     """The failing step has written garbage for all we know: a hit on it would poison the next request."""
     executor = FakeExecutor(65, 4)

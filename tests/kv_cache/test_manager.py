@@ -74,6 +74,14 @@ def test_a_hit_survives_the_end_of_the_request_that_wrote_it() -> None:
     assert kv.find_prefix(make_request(14)) == Prefix((1, 2, 3), 12)
 
 
+def test_the_tail_of_a_freed_sequence_is_evicted_before_its_head() -> None:
+    kv = make_kv(num_blocks=5)
+    run(kv, first := make_request(16))
+    kv.free(first)
+    run(kv, make_request([1] * 5))  # two of its four blocks
+    assert kv.find_prefix(make_request(16)) == Prefix((1, 2), 8)
+
+
 def test_output_tokens_are_part_of_the_chain() -> None:
     """A conversation's next turn finds the blocks that hold the last answer."""
     kv = make_kv()

@@ -135,6 +135,23 @@ def test_blocks_promised_to_unfinished_prompts_are_not_given_away() -> None:
         assert plan is not None and short not in plan.started and plan.preempted == []
 
 
+def test_nobody_starts_in_a_step_that_preempts() -> None:
+    """What preemption freed is for those who run; a row and two blocks are free, and an urgent request waits."""
+    kv = make_kv(6, enable_prefix_caching=False)
+    scheduler = make_scheduler(kv, max_num_seqs=2)
+    first, second = make_request([1] * 7, 9), make_request([2] * 7, 9)
+    add(scheduler, first, second)
+    run_step(scheduler)
+    urgent = make_request([3], 1, params={"priority": -1})
+    add(scheduler, urgent)
+    plan = None
+    while plan is None or not plan.preempted:
+        plan = run_step(scheduler)
+    assert (plan.preempted, plan.started) == ([second], [])
+    plan = run_step(scheduler)
+    assert plan is not None and plan.started == [urgent]
+
+
 def test_every_eighth_start_belongs_to_the_longest_waiting() -> None:
     """A flood of urgent requests: the patient one, there first, starts eighth and is promoted."""
     scheduler = make_scheduler(max_num_seqs=1, turn_every=8)

@@ -182,7 +182,6 @@ class Scheduler:
             plan.started.append(request)
             plan.add(request, num_new)
             budget -= num_new
-            promised += num_later
 
     def _ready(self) -> Iterator[Request]:
         """Waiting requests that could start: not while a token of theirs is in flight, nor while the sample whose
