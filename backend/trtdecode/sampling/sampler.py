@@ -15,6 +15,7 @@ from trtdecode.sampling.native_rows import row_sampler
 from trtdecode.sampling.rows import RowSampler
 from trtdecode.sampling.stages import NO_TOKEN_LEFT
 from trtdecode.sampling.state import SamplerState
+from trtdecode.sampling.weights import MAX_VOCAB_SIZE
 
 
 class Sampler:
@@ -46,6 +47,7 @@ class Sampler:
         if result.logits is None:
             assert result.argmax is not None, "the executor returned neither logits nor argmax"
             return SampleResult(result.argmax[: len(requests)].tolist(), [None] * len(requests))
+        assert result.logits.shape[1] <= MAX_VOCAB_SIZE, "sums of weights would no longer be exact"
         self.prepare(requests)
         states = [self._state(request) for request in requests]
         token_ids = self._rows.choose(result.logits, requests, states)
