@@ -21,9 +21,17 @@ def _torch(graph_path: Path) -> Executor:
 
 
 def _torch_cuda(graph_path: Path) -> Executor:
-    from trtdecode.executor.torch_executor import TorchExecutor
+    from trtdecode.executor.cuda_device import TorchCudaDevice
+    from trtdecode.executor.device_step import StepLimits
+    from trtdecode.executor.torch_cuda_executor import TorchCudaExecutor
 
-    return TorchExecutor(graph_path, kv_cache_bytes=POOL_BYTES, device="cuda")
+    return TorchCudaExecutor(
+        graph_path,
+        device=TorchCudaDevice("cuda:0"),
+        limits=StepLimits(max_num_seqs=8, max_num_batched_tokens=256, max_context_len=512),
+        dtype="f32",
+        kv_cache_bytes=POOL_BYTES,
+    )
 
 
 def _openvino(graph_path: Path) -> Executor:

@@ -28,12 +28,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("cmake")
     repository = Path(__file__).resolve().parents[2]
     options = (
-        "-DTRTDECODE_BUILD_CUBINS=ON",
         "-DTRTDECODE_CUBIN_SHAPES=smollm2-135m",
         f"-DPython_EXECUTABLE={sys.executable}",
     )
     for command in (
-        ("cmake", "-S", repository, "-B", root / "build", *options),
+        ("cmake", "-S", repository / "native" / "cubins", "-B", root / "build", *options),
         ("cmake", "--build", root / "build", "--target", "cubins"),
         ("cmake", "--install", root / "build", "--component", "backend", "--prefix", root / "triton"),
     ):
@@ -43,6 +42,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute on two idle cores
 def test_cmake_installs_the_backend_with_its_cubins(installed: Path) -> None:
     assert (installed / "model.py").is_file() and (installed / "kernels" / "cubin.py").is_file()
     assert not list(installed.rglob("__pycache__"))
@@ -55,11 +55,13 @@ def test_cmake_installs_the_backend_with_its_cubins(installed: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute on two idle cores
 def test_every_kernel_compiles_for_every_sm_without_spills(installed: Path) -> None:
     check_cubins(installed / "cubins", SHAPES["smollm2-135m"], SMS)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute on two idle cores
 def test_wide_heads_compile_without_spills(tmp_path: Path) -> None:
     """head_dim 128 is where registers run short; SM 86 and 89 generate SM 80's code, SM 100 is the roomiest."""
     done = run_aot(tmp_path, "--shape", "llama-3.1-8b", "--sm", "80,90,120")

@@ -1,4 +1,4 @@
-"""Makes the modules of scripts/lib importable; they are programs, not a package."""
+"""Makes the modules of scripts/lib and scripts/gpulib importable; they are programs, not packages."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS / "lib"))
+sys.path[:0] = [str(SCRIPTS / "lib"), str(SCRIPTS / "gpulib")]

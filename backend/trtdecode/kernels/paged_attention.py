@@ -428,7 +428,7 @@ def _launch(
             "DIM_PAD": dim_pad,
             "GROUP_PAD": group_pad,
             "ROWS": rows,
-            "TILE": tile_size(dim_pad, pages),
+            "TILE": tile_size(dim_pad, pages, decode=decode),
             "DECODE": decode,
             "SPLIT": split,
             "SOFTCAP": spec.softcap > 0,
@@ -453,10 +453,13 @@ def _launch(
         )
 
 
-def tile_size(dim_pad: int, pages: KvPages) -> int:
+def tile_size(dim_pad: int, pages: KvPages, *, decode: bool) -> int:
     """Keys of one loop step: 64, or what keeps a [tile, head] pair of operands in registers.
 
-    Converting one-byte values takes registers for both forms, f32 operands take twice as many: fewer keys there.
+    Converting one-byte values takes registers for both forms, beside the 64 rows of prefill above all; f32 operands
+    take twice as many as fp16's. Fewer keys there.
     """
-    budget = {1: 4096, 2: 8192, 4: 2048}[pages.key.dtype.itemsize]
-    return max(SMALLEST_TILE, min(64, budget // dim_pad))
+    itemsize = pages.key.dtype.itemsize
+    budget = {1: 4096, 2: 8192, 4: 2048}[itemsize]
+    most = 32 if itemsize == 1 and not decode else 64
+    return max(SMALLEST_TILE, min(most, budget // dim_pad))
