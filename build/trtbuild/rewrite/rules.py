@@ -1,11 +1,52 @@
-"""Every rewrite rule, in the order in which they run. One rule = one file = one test."""
+"""Every rewrite rule, in the order in which they run. One rule = one file = one test.
+
+What is here is what exporters leave in a form that TensorRT cannot build, does not fuse, or computes less exactly.
+"""
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import onnx_ir as ir
+from onnxscript.rewriter import pattern
+
+from trtbuild.rewrite import (
+    cast_scaled_weight,
+    flattened_linear,
+    gelu_erf,
+    gelu_tanh,
+    layer_norm,
+    rms_norm,
+    silu,
+    softmax,
+    transposed_weight,
+)
+
+RULES: tuple[ModuleType, ...] = (
+    cast_scaled_weight,
+    transposed_weight,
+    flattened_linear,
+    layer_norm,
+    rms_norm,
+    gelu_erf,
+    gelu_tanh,
+    silu,
+    softmax,
+)
 
 
-def rewrite(model: ir.Model) -> dict[str, int]:
-    """Applies all rules in place until none applies; returns how often each did."""
-    del model
-    return {}
+def rewrite(model: ir.Model, modules: tuple[ModuleType, ...] = RULES) -> dict[str, int]:
+    """Applies the rules in place; returns how often each did, by the name of its file.
+
+    New nodes are named after the values that they give, so that reports can point at them.
+    """
+    names = {node.name for node in model.graph}
+    applied: dict[str, int] = {}
+    for module in modules:
+        count = pattern.RewriteRuleSet(module.rules()).apply_to_model(model)
+        if count:
+            applied[module.__name__.rpartition(".")[2]] = count
+    for node in model.graph:
+        if not node.name or node.name not in names:
+            node.name = node.outputs[0].name
+    return applied
