@@ -211,36 +211,52 @@ def candidate(chain_version: Path, tmp_path: Path, limits: Limits, golden_file: 
         yield context
 
 
-def test_contract_refuses_a_wrong_tensor_name(candidate: Context) -> None:
-    config = candidate.target / "chain" / "config.pbtxt"
-    config.write_text(
-        f'backend: "trtdecode"\n{POOL}\ninput [ {{ name: "prompt" data_type: TYPE_STRING dims: [1] }} ]\n'
-    )
+RENAMED_MODEL = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "prompt", "data_type": "TYPE_STRING", "dims": [1]})
+        config.add_output({"name": "completion", "data_type": "TYPE_STRING", "dims": [1]})
+        return config
+
+    def execute(self, requests):
+        raise NotImplementedError
+"""
+
+
+def test_contract_refuses_wrong_tensor_names(candidate: Context, tmp_path: Path) -> None:
+    renamed = tmp_path / "renamed"
+    shutil.copytree(candidate.version_dir, renamed)
+    (renamed / "model.py").write_text(RENAMED_MODEL)
+    (candidate.target / "chain" / "config.pbtxt").write_text('backend: "python"\n')
+    candidate.version_dir, candidate.current_dir = renamed, None
     verdict = contract.GATE.run(candidate)
     assert not verdict.passed
-    assert "prompt" in verdict.evidence or "text_input" in verdict.evidence
+    assert "input 'text_input' is missing" in verdict.evidence
 
 
-def test_leak_refuses_blocks_that_stay_in_use(candidate: Context) -> None:
+def test_leak_refuses_blocks_that_stay_in_use(candidate: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that never stop hold blocks, as a leak would."""
+    monkeypatch.setattr(leak, "SETTLE_S", 0.5)
+    client = candidate.server().client
     body = {"text_input": "x", "stream": True, "max_tokens": 4000, "temperature": 0.0}
-    stream = candidate.server().client.generate_stream(CANDIDATE, body)
-    next(stream)
     stop = threading.Event()
 
     def read() -> None:
-        for _ in stream:
-            if stop.is_set():
-                return
+        while not stop.is_set():
+            for _ in client.generate_stream(CANDIDATE, body):
+                if stop.is_set():
+                    return
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    original, leak.SETTLE_S = leak.SETTLE_S, 0.5
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
     try:
         verdict = leak.GATE.run(candidate)
     finally:
-        leak.SETTLE_S = original
         stop.set()
-        reader.join()
+        for reader in readers:
+            reader.join()
     assert not verdict.passed
     assert "KV blocks are still in use" in verdict.evidence
 
