@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -13,7 +14,14 @@ import pytest
 from trtdecode.server.client import HttpAnswer
 from trtdecode.server.control import RUNTIME_DIR_VARIABLE, ControlServer
 from trtdecode.server.health import HUNG_AFTER_S, Liveness, StubWatch, counter_sum, hung_load
-from trtdecode.server.processes import StubProcess, group_members, is_running, list_stubs
+from trtdecode.server.processes import (
+    SHM,
+    StubProcess,
+    group_members,
+    is_running,
+    list_stubs,
+    remove_orphaned_regions,
+)
 
 
 def stub(pid: int, instance: str = "m_0", alive: bool = True) -> StubProcess:
@@ -162,3 +170,21 @@ def test_processes_are_read_from_proc() -> None:
     child.communicate()
     assert not is_running(child.pid)
     assert group_members(child.pid) == []
+
+
+def test_regions_are_orphans_only_when_launcher_and_users_are_gone() -> None:
+    prefix = f"orphantest{os.getpid()}_"
+    dead = 2**22 + 1  # beyond the kernel's largest pid
+    mapped, orphan, own, foreign = (
+        SHM / f"{prefix}{name}" for name in (f"{dead}_mapped", f"{dead}_orphan", f"{os.getpid()}_own", "foreign")
+    )
+    for region in (mapped, orphan, own, foreign):
+        region.write_bytes(bytes(4096))
+    try:
+        with mapped.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            assert remove_orphaned_regions(prefix) == [orphan.name]
+        assert remove_orphaned_regions(prefix) == [mapped.name]
+        assert own.exists() and foreign.exists()
+    finally:
+        for region in (mapped, orphan, own, foreign):
+            region.unlink(missing_ok=True)

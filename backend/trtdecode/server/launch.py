@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _START_ATTEMPTS = 3
 STUB_TIMEOUT_S = 600
+SHM_PREFIX = "trtdecode_"
 
 
 class _FailedStartError(ServerError):
@@ -74,7 +75,7 @@ class TritonServer:
         self.ports = ports or free_ports()
         self.host = host
         self.log_path = log_path or Path(tempfile.mkstemp(prefix="tritonserver.", suffix=".log")[1])
-        self.shm_prefix = f"trtdecode_{os.getpid()}_{uuid.uuid4().hex[:8]}_"
+        self.shm_prefix = f"{SHM_PREFIX}{os.getpid()}_{uuid.uuid4().hex[:8]}_"
         self.exit_timeout_s = exit_timeout_s
         self._control = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in load)]
         if not explicit:
@@ -125,6 +126,8 @@ class TritonServer:
             ServerError: busy port, exit during start-up (with the log's own reason), or not ready in time.
         """
         check_ports(self.ports, self.host)
+        if orphans := processes.remove_orphaned_regions(SHM_PREFIX):
+            log.warning("removed %d shared-memory regions left by a launcher that was killed", len(orphans))
         for attempt in range(1, _START_ATTEMPTS + 1):
             self._launch()
             try:

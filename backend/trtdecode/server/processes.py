@@ -86,3 +86,27 @@ def remove_shm_regions(prefix: str) -> list[str]:
             continue
         removed.append(region.name)
     return removed
+
+
+def remove_orphaned_regions(prefix: str) -> list[str]:
+    """Unlinks regions named PREFIX + PID + "_..." whose launcher is gone and that no process maps any more.
+
+    They are what a launcher that was itself killed could not tidy up. Returns their names.
+    """
+    candidates = [region for region in shm_regions(prefix) if not is_running(_launcher_of(region.name, prefix))]
+    if not candidates:
+        return []
+    maps = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                maps.append((process / "maps").read_text(errors="replace"))
+            except OSError:
+                continue  # gone, or somebody else's: then its regions cannot be ours to unlink either
+    orphans = [region for region in candidates if not any(str(region) in text for text in maps)]
+    return [name for region in orphans for name in remove_shm_regions(region.name)]
+
+
+def _launcher_of(name: str, prefix: str) -> int:
+    number = name.removeprefix(prefix).split("_", 1)[0]
+    return int(number) if number.isdigit() else os.getpid()  # not of our making: leave it alone
