@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from trtbuild.checkpoint import open_checkpoint
 from trtbuild.graph.author import author_graph, config_of
 from trtbuild.graph.check import check_graph
 from trtbuild.graph.registry import FAMILIES, family_of
+from trtdecode.errors import UnsupportedError
+from trtdecode.executor.openvino_executor import OpenVinoExecutor
 from trtdecode.executor.torch_executor import TorchExecutor
 
 POOL_BYTES = 1 << 22
@@ -25,6 +28,7 @@ class Pair:
     """The same weights on both sides."""
 
     model: Any
+    graph: Path
     driver: Driver
     vocab_size: int
 
@@ -38,7 +42,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     checkpoint = open_checkpoint(folder / "checkpoint")
     author_graph(checkpoint, graph, "f32")
     check_graph(graph, config_of(checkpoint).spec)
-    return Pair(model, Driver(TorchExecutor(graph, kv_cache_bytes=POOL_BYTES)), config.vocab_size)
+    return Pair(model, graph, Driver(TorchExecutor(graph, kv_cache_bytes=POOL_BYTES)), config.vocab_size)
 
 
 def test_logits_of_a_ragged_batch(pair: Pair) -> None:
@@ -54,6 +58,20 @@ def test_logits_of_chunked_prefill(pair: Pair) -> None:
     prompt = random_prompt(29, pair.vocab_size)
     got = pair.driver.prefill(pair.driver.sequence(prompt), chunk=6)
     assert np.abs(got - model_logits(pair.model, prompt)).max() < 1e-3
+
+
+def test_openvino_computes_the_same(pair: Pair) -> None:
+    try:
+        executor = OpenVinoExecutor(pair.graph, kv_cache_bytes=POOL_BYTES)
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    driver = Driver(executor)
+    prompts = [random_prompt(length, pair.vocab_size) for length in (1, 9, 37)]
+    work = [(driver.sequence(prompt), len(prompt)) for prompt in prompts]
+    got = driver.step(*work, every_row=True)
+    wanted = np.concatenate([model_logits(pair.model, prompt) for prompt in prompts])
+    assert np.abs(got - wanted).max() < 1e-3
+    executor.close()
 
 
 def test_32_greedy_tokens_decoded_together(pair: Pair) -> None:
