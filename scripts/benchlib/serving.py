@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from systems import PlainTriton, Process, System, Triton, TritonBench, Unavailable, own_python, peer_command
+from trtdecode.errors import TrtdecodeError
 
 OURS = "trtdecode-triton"
 SEED = 1234
@@ -101,7 +102,7 @@ def _start(asked: argparse.Namespace) -> tuple[list[System], dict[str, str]]:
         print(f"starting {name}", flush=True)
         try:
             systems.append(make(name))
-        except (Unavailable, OSError, RuntimeError) as error:
+        except (Unavailable, TrtdecodeError, OSError, RuntimeError) as error:
             missing[name] = str(error)
     return systems, missing
 
