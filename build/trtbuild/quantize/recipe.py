@@ -35,6 +35,7 @@ class Recipe:
     activation_range: str = "absmax"
     percentile: float = 99.99  # of |input|, with activation_range "percentile"
     smoothing: float = 0.5  # SmoothQuant's strength for int8; 0 is off
+    max_input_error: float = 0.02  # a layer whose input loses more by quantisation keeps float inputs (int8_weight)
 
     def __post_init__(self) -> None:
         if self.int4_method not in INT4_METHODS:
