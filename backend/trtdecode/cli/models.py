@@ -20,7 +20,7 @@ def import_model(
     name: Annotated[str | None, typer.Option(help="Model name; default from the checkpoint's file name.")] = None,
     repository: Annotated[Path, typer.Option(help="Triton model repository.")] = DEFAULT_REPOSITORY,
     version: Annotated[int | None, typer.Option(help="Version number; default the next free one.")] = None,
-    precision: Annotated[list[str] | None, typer.Option(help="Weights to write: int8, f32. Repeatable.")] = None,
+    precision: Annotated[list[str] | None, typer.Option(help="Weights to write: int8, f32, int4. Repeatable.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite an existing version.")] = False,
 ) -> None:
     """Turn a checkpoint into a model version.

@@ -85,6 +85,23 @@ class _RowsOfConstant:
         }
 
 
+def _packed_rows(constant: Any, begin: int, end: int) -> ov.Tensor:
+    """Rows of a constant of 4-bit values, two a byte; copied, since rows may begin in the middle of a byte."""
+    import openvino as ov
+
+    shape = constant.get_output_shape(0)
+    width = int(np.prod(shape[1:]))
+    packed = constant.data.reshape(-1).view(np.uint8)
+    first = begin * width // 2
+    values = packed[first : (end * width + 1) // 2]
+    if begin * width % 2:
+        values = (values >> 4) | np.append(values[1:] << 4, np.uint8(0))
+    tensor = ov.Tensor(constant.get_output_element_type(0), ov.Shape([end - begin, *shape[1:]]))
+    target = tensor.data.reshape(-1).view(np.uint8)
+    target[:] = values[: target.size]
+    return tensor
+
+
 def _rows_of_weights(value: Any, begin: int, end: int) -> Any:
     """Rows of constant weights, through the operators that unpack quantised ones. Scalars stay."""
     from openvino import opset13
@@ -93,6 +110,8 @@ def _rows_of_weights(value: Any, begin: int, end: int) -> Any:
         return value
     node = value.get_node()
     kind = node.get_type_name()
+    if kind == "Constant" and value.get_element_type().bitwidth < 8:
+        return opset13.constant(_packed_rows(node, begin, end)).output(0)
     if kind == "Constant":
         return opset13.constant(np.asarray(_RowsOfConstant(node, begin, end)), shared_memory=True).output(0)
     first = node.input_value(0)

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from trtdecode.errors import CheckpointError
 
+from trtbuild.checkpoint.grouped_codes import GroupedCodes
+
 Float32 = npt.NDArray[np.float32]
 
 #: Rows are read in pieces of at most this many float32 bytes.
@@ -37,6 +39,10 @@ class Weights(Protocol):
 
     def rows(self, name: str) -> Iterator[Float32]:
         """The tensor in order, in pieces along its first axis; each piece is finite and belongs to the caller."""
+        ...
+
+    def codes(self, name: str) -> GroupedCodes | None:
+        """The integer codes a matrix is stored in, or None where it is stored as floats or in another way."""
         ...
 
 

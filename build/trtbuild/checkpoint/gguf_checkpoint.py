@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from trtbuild.checkpoint.gguf_config import Metadata, config_from_metadata
 from trtbuild.checkpoint.gguf_file import GgufFile
 from trtbuild.checkpoint.gguf_layout import TensorLayout
 from trtbuild.checkpoint.gguf_tokenizer import tokenizer_files
+from trtbuild.checkpoint.grouped_codes import GroupedCodes
 
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
@@ -43,6 +45,15 @@ class GgufWeights:
             yield from pieces
         else:
             yield restore(np.concatenate(list(pieces)))
+
+    def codes(self, name: str) -> GroupedCodes | None:
+        codes = self._file.codes(self._stored(name))
+        restore = self._layout.restore(name)
+        if codes is None or restore is None:
+            return codes
+        # What is restored is the order of rows, and scales have the same rows.
+        order = restore(np.arange(codes.codes.shape[0], dtype=np.float32)).astype(np.int64)
+        return dataclasses.replace(codes, codes=codes.codes[order], scales=codes.scales[order])
 
     def _stored(self, name: str) -> str:
         stored = self._layout.gguf_name(name)

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 from trtdecode.errors import CheckpointError
 
-from trtbuild.checkpoint.base import Checkpoint, Float32, missing_tensor
+from trtbuild.checkpoint.base import Checkpoint, Float32, Weights, missing_tensor
+from trtbuild.checkpoint.grouped_codes import GroupedCodes
 from trtbuild.checkpoint.json_file import read_json
+from trtbuild.checkpoint.quantized import QuantizedWeights
 from trtbuild.checkpoint.safetensors_file import SafetensorsFile
+from trtbuild.checkpoint.schemes import scheme_of
 from trtbuild.checkpoint.sentence_files import SENTENCE_KEY, sentence_settings
 
 SINGLE_FILE = "model.safetensors"
@@ -44,6 +48,13 @@ class SafetensorsWeights:
     def rows(self, name: str) -> Iterator[Float32]:
         return self._file(name).rows(name)
 
+    def codes(self, name: str) -> GroupedCodes | None:
+        return None
+
+    def raw(self, name: str) -> npt.NDArray[Any]:
+        """A whole tensor in its own dtype."""
+        return self._file(name).raw(name)
+
     def _file(self, name: str) -> SafetensorsFile:
         try:
             return self._files[name]
@@ -68,7 +79,13 @@ def open_folder(folder: Path) -> Checkpoint:
     sentence = sentence_settings(folder)
     if sentence is not None:
         config[SENTENCE_KEY] = sentence
-    return Checkpoint(str(folder), config, SafetensorsWeights(folder, _open_files(folder)), _tokenizer_files(folder))
+    return Checkpoint(str(folder), config, _open_weights(folder, config), _tokenizer_files(folder))
+
+
+def _open_weights(folder: Path, config: dict[str, Any]) -> Weights:
+    stored = SafetensorsWeights(folder, _open_files(folder))
+    scheme = scheme_of(config, stored, folder)
+    return stored if scheme is None else QuantizedWeights(stored, scheme, folder)
 
 
 def _open_files(folder: Path) -> dict[str, SafetensorsFile]:

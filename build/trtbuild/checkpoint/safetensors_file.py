@@ -15,6 +15,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 from trtdecode.errors import CheckpointError
 
 from trtbuild.checkpoint.base import Float32, check_finite, chunk_rows
@@ -39,6 +40,20 @@ class TensorEntry:
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the file
     num_bytes: int
+
+
+#: Types that only readers of quantised formats ask for (`raw`).
+STORED_TYPES: dict[str, np.dtype[Any]] = {
+    **FLOAT_TYPES,
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
 
 
 class SafetensorsFile:
@@ -68,6 +83,16 @@ class SafetensorsFile:
                 file.seek(entry.offset + begin * row_items * dtype.itemsize)
                 values = np.fromfile(file, dtype, count=math.prod(shape)).reshape(shape)
                 yield check_finite(values.astype(np.float32, copy=False), name, self.path)
+
+    def raw(self, name: str) -> npt.NDArray[Any]:
+        """A whole tensor in its own dtype. Raises CheckpointError for a type without a numpy equivalent."""
+        entry = self.entries[name]
+        dtype = STORED_TYPES.get(entry.type_name)
+        if dtype is None:
+            raise CheckpointError(f"{self.path}: tensor {name!r} has type {entry.type_name}, which cannot be read")
+        with self.path.open("rb") as file:
+            file.seek(entry.offset)
+            return np.fromfile(file, dtype, count=math.prod(entry.shape)).reshape(entry.shape)
 
 
 def _read_header(path: Path) -> dict[str, TensorEntry]:
@@ -99,7 +124,7 @@ def _entry(path: Path, name: str, raw: Any, data_begin: int, file_size: int) -> 
             f"{path}: tensor {name!r} ends at byte {entry.offset + entry.num_bytes} of a file of {file_size}: "
             "the file is truncated, get it again"
         )
-    dtype = FLOAT_TYPES.get(entry.type_name)
+    dtype = STORED_TYPES.get(entry.type_name)
     if dtype is not None and math.prod(entry.shape) * dtype.itemsize != entry.num_bytes:
         raise CheckpointError(
             f"{path}: tensor {name!r} of type {entry.type_name} and shape {list(entry.shape)} has "

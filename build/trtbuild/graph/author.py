@@ -15,8 +15,8 @@ from trtbuild.graph.family import ModelConfig
 from trtbuild.graph.registry import family_of
 from trtbuild.graph.weight_file import WeightFile
 
-#: Storage of matrices in graphs authored from float weights.
-PRECISIONS = ("f32", "int8")
+#: Storage of matrices; "int4" needs a checkpoint that is stored in 4 bits.
+PRECISIONS = ("f32", "int8", "int4")
 
 
 def config_of(checkpoint: Checkpoint) -> ModelConfig:
@@ -38,6 +38,11 @@ def author_graph(checkpoint: Checkpoint, path: Path, precision: str) -> None:
     with WeightFile(path.with_name(f"{path.name}.data")) as file:
         g = GraphBuilder(f"{config.family}-{precision}", checkpoint.weights, file, precision)
         family_of(checkpoint.config).write(g, checkpoint.config)
+    if precision == "int4" and not g.num_packed:
+        raise UnsupportedError(
+            f"precision int4: {checkpoint.source} stores no matrix in 4-bit codes that can be kept; import it as int8, "
+            "or quantise engines with `trtdecode build`"
+        )
     model = ir.Model(g.graph, ir_version=IR_VERSION, producer_name="trtbuild")
     _write_proto(ir.to_proto(model), path)
 

@@ -31,7 +31,7 @@ class GraphBuilder:
         name: of the graph, for people.
         weights: where `weight` and `expect` look tensors up.
         file: receives the large initializers.
-        precision: storage of matrices, "f32" or "int8" (see matrix.py).
+        precision: storage of matrices, "f32", "int8" or "int4" (see matrix.py).
     """
 
     def __init__(self, name: str, weights: Weights, file: WeightFile, precision: str) -> None:
@@ -41,6 +41,7 @@ class GraphBuilder:
         self.graph = ir.Graph(
             [], [], nodes=[], name=name, opset_imports={"": OPSET_VERSION, OPERATOR_DOMAIN: OPERATOR_VERSION}
         )
+        self.num_packed = 0  # matrices stored in 4-bit codes
         self._scopes: list[str] = []
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -116,6 +117,11 @@ class GraphBuilder:
         if present is not None:
             return present
         return self._initializer(self.file.append(name, shape, pieces))
+
+    def store_four_bit(self, name: str, codes: npt.NDArray[Any]) -> ir.Value:
+        """An INT4 or UINT4 initializer in the external data file, from int8 or uint8 codes."""
+        present = self.graph.initializers.get(name)
+        return present if present is not None else self._initializer(self.file.append_four_bit(name, codes))
 
     def weight(self, name: str, shape: tuple[int, ...], *, offset: float = 0.0) -> ir.Value:
         """A float32 tensor of the checkpoint as it is (norms, biases), plus `offset` where a family stores w - 1."""

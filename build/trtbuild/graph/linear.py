@@ -12,7 +12,7 @@ from trtbuild.graph.matrix import Float32, FloatMatrix, Matrix, Restore, matrix,
 def embedding(g: GraphBuilder, name: str, num_rows: int, width: int) -> Matrix:
     """The checkpoint's `<name>.weight` [num_rows, width]; `.gather(g, ids)` looks tokens up."""
     full = f"{name}.weight"
-    return matrix(g, (full,), ((num_rows, width),), full)
+    return matrix(g, (full,), ((num_rows, width),), full, gathered=True)
 
 
 def position_table(g: GraphBuilder, name: str, num_rows: int, width: int, *, skip: int = 0) -> FloatMatrix:
@@ -56,6 +56,7 @@ def merged_linear(
 
 def multiply(g: GraphBuilder, x: ir.Value, weights: Matrix, bias: ir.Value | None = None) -> ir.Value:
     """x W^T (+ b)."""
+    x = weights.input(g, x)
     inputs = (x, weights.dense(g)) if bias is None else (x, weights.dense(g), bias)
     return g.op("Gemm", *inputs, transB=1)
 

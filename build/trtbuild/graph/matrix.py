@@ -1,7 +1,8 @@
 """Weight matrices in storage form: what `linear` and `embedding` multiply with and gather from.
 
 A matrix is stored once, [out, in] as in the checkpoint, and may be used several times (a tied embedding is both the
-gather and the head). "f32" keeps floats; "int8" keeps codes and scales (quantize/int8.py) and a DequantizeLinear.
+gather and the head). "f32" keeps floats. "int8" keeps codes in bytes and scales: the checkpoint's own where it has
+them (kept_codes.py), else those of quantize/int8.py. "int4" also packs the checkpoint's own codes of 4 bits.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from trtdecode.errors import CheckpointError
 
 from trtbuild.checkpoint import load
 from trtbuild.graph.builder import GraphBuilder
+from trtbuild.graph.kept_codes import joined_codes
 from trtbuild.quantize.int8 import group_size_for, quantize_rows
 
 Float32 = npt.NDArray[np.float32]
@@ -29,6 +31,10 @@ class Matrix(Protocol):
 
     def dense(self, g: GraphBuilder) -> ir.Value:
         """f32 [out, in], to be multiplied with."""
+        ...
+
+    def input(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
+        """x f32[T, in] with its columns in the order of the stored ones."""
         ...
 
     def gather(self, g: GraphBuilder, row_ids: ir.Value) -> ir.Value:
@@ -45,26 +51,37 @@ class FloatMatrix:
     def dense(self, g: GraphBuilder) -> ir.Value:
         return self.values
 
+    def input(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
+        return x
+
     def gather(self, g: GraphBuilder, row_ids: ir.Value) -> ir.Value:
         return g.op("Gather", self.values, row_ids, axis=0)
 
 
 @dataclass(frozen=True)
-class Int8Matrix:
-    """Stored as int8 codes [out, in] and f32 scales [out, in / group size]."""
+class CodedMatrix:
+    """Stored as integer codes [out, in], f32 scales [out, in / group size] and perhaps zero points."""
 
     codes: ir.Value
     scales: ir.Value
+    zeros: ir.Value | None
     num_columns: int
     group_size: int
+    column_order: ir.Value | None = None  # i64 [in], where columns were regrouped
 
     def dense(self, g: GraphBuilder) -> ir.Value:
         # The axis is always explicit: ONNX's default of 1 is right for neither of the two usual layouts.
-        return g.op("DequantizeLinear", self.codes, self.scales, axis=1, block_size=self.group_size)
+        optional = () if self.zeros is None else (self.zeros,)
+        return g.op("DequantizeLinear", self.codes, self.scales, *optional, axis=1, block_size=self.group_size)
+
+    def input(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
+        return x if self.column_order is None else g.op("Gather", x, self.column_order, axis=1)
 
     def gather(self, g: GraphBuilder, row_ids: ir.Value) -> ir.Value:
         # Gather first, dequantise the few rows after: gathering from a dequantised matrix makes OpenVINO unfold all
         # of a tied embedding to f32 (measured: the head then takes five times as long).
+        assert self.zeros is None, "embeddings are stored without zero points"
+        assert self.column_order is None, "and with their columns in order"
         codes = g.op("Cast", g.op("Gather", self.codes, row_ids, axis=0), to=int(ir.DataType.FLOAT))
         scales = g.op("Gather", self.scales, row_ids, axis=0)
         num_groups = self.num_columns // self.group_size
@@ -73,34 +90,36 @@ class Int8Matrix:
         return g.op("Reshape", scaled, g.ints(-1, self.num_columns))
 
 
-def store_matrix(g: GraphBuilder, name: str, shape: tuple[int, int], pieces: Iterator[Float32]) -> Matrix:
-    """Stores [out, in] given in pieces of rows, in the builder's precision. Streaming: one piece is held at a time."""
-    if g.precision == "int8":
-        return _store_int8(g, name, shape, pieces)
-    return FloatMatrix(g.store(name, shape, pieces))
-
-
 def matrix(
     g: GraphBuilder,
     names: tuple[str, ...],
     shapes: tuple[tuple[int, int], ...],
     stored_as: str,
     restore: Restore | None = None,
+    *,
+    gathered: bool = False,
 ) -> Matrix:
     """The checkpoint's matrices `names` one below the other as one matrix called `stored_as`.
 
     Args:
         shapes: [out, in] of each, after `restore`.
+        gathered: rows will be looked up in it.
         restore: turns a stored tensor into [out, in] with rows in the order of the heads; None where it is so already.
     """
     if restore is None:
         for name, shape in zip(names, shapes, strict=True):
             g.expect(name, shape)
+        kept = keep_codes(g, names, stored_as, gathered=gathered)
+        if kept is not None:
+            return kept
     num_rows = sum(rows for rows, _ in shapes)
     pieces = itertools.chain.from_iterable(
         rows_of(g, name, shape, restore) for name, shape in zip(names, shapes, strict=True)
     )
-    return store_matrix(g, stored_as, (num_rows, shapes[0][1]), pieces)
+    shape = (num_rows, shapes[0][1])
+    if g.precision == "f32":
+        return FloatMatrix(g.store(stored_as, shape, pieces))
+    return _store_int8(g, stored_as, shape, pieces)
 
 
 def rows_of(g: GraphBuilder, name: str, shape: tuple[int, ...], restore: Restore | None) -> Iterator[Float32]:
@@ -121,7 +140,8 @@ def rows_of(g: GraphBuilder, name: str, shape: tuple[int, ...], restore: Restore
     yield restored
 
 
-def _store_int8(g: GraphBuilder, name: str, shape: tuple[int, int], pieces: Iterator[Float32]) -> Int8Matrix:
+def _store_int8(g: GraphBuilder, name: str, shape: tuple[int, int], pieces: Iterator[Float32]) -> CodedMatrix:
+    """Quantises while it streams: one piece is held at a time."""
     num_rows, num_columns = shape
     group_size = group_size_for(num_columns)
     scales: list[Float32] = []
@@ -134,4 +154,32 @@ def _store_int8(g: GraphBuilder, name: str, shape: tuple[int, int], pieces: Iter
 
     stored_codes = g.store(name, shape, codes())
     stored_scales = g.store(f"{name}_scale", (num_rows, num_columns // group_size), scales)
-    return Int8Matrix(stored_codes, stored_scales, num_columns, group_size)
+    return CodedMatrix(stored_codes, stored_scales, None, num_columns, group_size)
+
+
+def keep_codes(g: GraphBuilder, names: tuple[str, ...], stored_as: str, *, gathered: bool) -> CodedMatrix | None:
+    """The matrices `names` in the codes that the checkpoint stores; None where it has none, or for f32.
+
+    "int8" keeps codes of any width in bytes: nothing is quantised twice. "int4" packs those of 4 bits, except of
+    matrices that rows are gathered from, since few runtimes gather halves of bytes.
+    """
+    kept = None if g.precision == "f32" else joined_codes(g.weights, names)
+    if kept is None or (gathered and (kept.zeros is not None or kept.column_order is not None)):
+        return None
+    packed = g.precision == "int4" and kept.bits <= 4 and not gathered
+    g.num_packed += packed
+
+    def store(name: str, values: Any) -> ir.Value:
+        return g.store_four_bit(name, values) if packed else g.store(name, values.shape, [values])
+
+    order = None
+    if kept.column_order is not None:
+        order = g.store(f"{stored_as}_order", kept.column_order.shape, [kept.column_order])
+    return CodedMatrix(
+        codes=store(stored_as, kept.codes),
+        scales=g.store(f"{stored_as}_scale", kept.scales.shape, [kept.scales]),
+        zeros=None if kept.zeros is None else store(f"{stored_as}_zero", kept.zeros),
+        num_columns=kept.codes.shape[1],
+        group_size=kept.group_size,
+        column_order=order,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,24 +26,35 @@ class WeightFile:
 
     def append(self, name: str, shape: tuple[int, ...], pieces: Iterable[npt.NDArray[Any]]) -> ir.ExternalTensor:
         """Writes one tensor given in pieces along its first axis (one dtype, C order) and returns a reference to it."""
-        offset = -(-self._file.tell() // ALIGNMENT) * ALIGNMENT
-        self._file.seek(offset)
         dtype: np.dtype[Any] | None = None
+        offset = self._align()
         for piece in pieces:
             assert dtype in (None, piece.dtype), f"{name}: pieces of {dtype} and {piece.dtype}"
             dtype = piece.dtype
             np.ascontiguousarray(piece).tofile(self._file)
         assert dtype is not None, f"{name}: no pieces"
-        num_bytes = self._file.tell() - offset
-        assert num_bytes == int(np.prod(shape)) * dtype.itemsize, f"{name}: {num_bytes} bytes do not make {shape}"
+        return self._reference(name, shape, ir.DataType.from_numpy(dtype), offset, math.prod(shape) * dtype.itemsize)
+
+    def append_four_bit(self, name: str, codes: npt.NDArray[Any]) -> ir.ExternalTensor:
+        """Writes int8 or uint8 codes that fit in 4 bits, two a byte with the first in the low half, as ONNX does."""
+        offset = self._align()
+        halves = codes.reshape(-1, 2).view(np.uint8) & np.uint8(0xF)
+        (halves[:, 0] | (halves[:, 1] << 4)).tofile(self._file)
+        kind = ir.DataType.INT4 if codes.dtype == np.int8 else ir.DataType.UINT4
+        return self._reference(name, codes.shape, kind, offset, codes.size // 2)
+
+    def _align(self) -> int:
+        offset = -(-self._file.tell() // ALIGNMENT) * ALIGNMENT
+        self._file.seek(offset)
+        return offset
+
+    def _reference(
+        self, name: str, shape: tuple[int, ...], kind: ir.DataType, offset: int, num_bytes: int
+    ) -> ir.ExternalTensor:
+        written = self._file.tell() - offset
+        assert written == num_bytes, f"{name}: {written} bytes do not make {shape}"
         return ir.ExternalTensor(
-            self.path.name,
-            offset,
-            num_bytes,
-            ir.DataType.from_numpy(dtype),
-            shape=ir.Shape(shape),
-            name=name,
-            base_dir=self.path.parent,
+            self.path.name, offset, num_bytes, kind, shape=ir.Shape(shape), name=name, base_dir=self.path.parent
         )
 
     def __enter__(self) -> WeightFile:

@@ -1,0 +1,147 @@
+"""Checkpoints that are quantised already keep their codes: every precision computes with the same weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+import transformers
+from builder.gguf_writer import llama_metadata, llama_tensors, write_gguf
+from builder.tiny_models import LLAMA_SIZES, make_model, random_prompt
+from conformance.driver import Driver
+from trtbuild.checkpoint import Checkpoint, open_checkpoint
+from trtbuild.graph.author import author_graph
+from trtdecode.errors import UnsupportedError
+from trtdecode.executor.openvino_executor import OpenVinoExecutor
+from trtdecode.executor.torch_executor import TorchExecutor
+
+GROUP = 32
+PROMPT = random_prompt(21, LLAMA_SIZES["vocab_size"])
+
+
+def pack(codes: np.ndarray, axis: int) -> np.ndarray:
+    """4-bit codes low bits first into int32 words."""
+    moved = np.moveaxis(codes.astype(np.uint32), axis, -1)
+    words = moved.reshape(*moved.shape[:-1], -1, 8)
+    packed = sum(words[..., place] << np.uint32(4 * place) for place in range(8))
+    return np.ascontiguousarray(np.moveaxis(packed.view(np.int32), -1, axis))
+
+
+def gptq_layer(weight: np.ndarray, *, symmetric: bool, order: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Round to nearest in groups of 32, as GPTQ stores it."""
+    num_in = weight.shape[1]
+    groups = np.empty(num_in, np.int32)
+    groups[np.arange(num_in) if order is None else order] = np.arange(num_in) // GROUP
+    by_group = np.stack([weight[:, groups == group] for group in range(num_in // GROUP)], axis=1)  # [out, groups, 32]
+    low, high = by_group.min(2), by_group.max(2)
+    if symmetric:
+        scales = (np.maximum(high, -low) / 7).astype(np.float16)
+        zeros = np.full(scales.shape, 8)
+    else:
+        scales = ((high - low) / 15).astype(np.float16)
+        zeros = np.clip(np.rint(-low / scales.astype(np.float32)), 1, 15).astype(int)
+    wide_scales, wide_zeros = scales[:, groups].astype(np.float32), zeros[:, groups]
+    codes = np.clip(np.rint(weight / wide_scales) + wide_zeros, 0, 15)
+    return {
+        "qweight": pack(codes.T, 0),
+        "qzeros": pack(zeros.T - 1, 1),
+        "scales": np.ascontiguousarray(scales.T),
+        "g_idx": groups,
+    }
+
+
+def gptq_folder(folder: Path, *, symmetric: bool, act_order: bool) -> Path:
+    """A tiny Llama with every projection in GPTQ's format."""
+    model = make_model(transformers.LlamaConfig(**LLAMA_SIZES))
+    random = np.random.default_rng(0)
+    orders = {size: random.permutation(size) for size in (96, 160)}
+    tensors: dict[str, np.ndarray] = {}
+    for name, value in model.state_dict().items():
+        if name.endswith("_proj.weight"):
+            order = orders[value.shape[1]] if act_order else None
+            layer = gptq_layer(value.numpy(), symmetric=symmetric, order=order)
+            tensors |= {f"{name.removesuffix('.weight')}.{part}": array for part, array in layer.items()}
+        else:
+            tensors[name] = value.numpy()
+    config = model.config.to_dict()
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": symmetric}
+    config["architectures"] = ["LlamaForCausalLM"]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def gguf_file(folder: Path, quant: gguf.GGMLQuantizationType) -> Path:
+    model = make_model(transformers.LlamaConfig(**LLAMA_SIZES))
+    folder.mkdir()
+    return write_gguf(folder / "m.gguf", llama_metadata(model.config), llama_tensors(model), quant=quant)
+
+
+SOURCES: dict[str, Callable[[Path], Path]] = {
+    "gptq-symmetric": lambda folder: gptq_folder(folder, symmetric=True, act_order=False),
+    "gptq-asymmetric": lambda folder: gptq_folder(folder, symmetric=False, act_order=False),
+    "gptq-act-order": lambda folder: gptq_folder(folder, symmetric=False, act_order=True),
+    "gguf-q4_0": lambda folder: gguf_file(folder, gguf.GGMLQuantizationType.Q4_0),
+    "gguf-q8_0": lambda folder: gguf_file(folder, gguf.GGMLQuantizationType.Q8_0),
+}
+
+
+def logits(kind: Any, path: Path) -> np.ndarray:
+    executor = kind(path, kv_cache_bytes=1 << 20)
+    driver = Driver(executor)
+    rows = driver.prefill(driver.sequence(PROMPT))
+    executor.close()
+    return rows
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return open_checkpoint(SOURCES[request.param](tmp_path_factory.mktemp(request.param) / "source"))
+
+
+def test_all_precisions_and_executors_agree(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    author_graph(checkpoint, tmp_path / "f32.onnx", "f32")
+    wanted = logits(TorchExecutor, tmp_path / "f32.onnx")
+    for precision in ["int8"] if _is_q8(checkpoint) else ["int8", "int4"]:
+        path = tmp_path / f"{precision}.onnx"
+        author_graph(checkpoint, path, precision)
+        ours = logits(TorchExecutor, path)
+        np.testing.assert_allclose(logits(OpenVinoExecutor, path), ours, atol=1e-4)
+        # Embedding and head of a GPTQ checkpoint are floats: their 8-bit codes are near, not equal.
+        np.testing.assert_allclose(ours, wanted, atol=1e-4 if checkpoint.source.endswith(".gguf") else 0.2)
+
+
+def _is_q8(checkpoint: Checkpoint) -> bool:
+    codes = checkpoint.weights.codes("model.layers.0.mlp.down_proj.weight")
+    return codes is not None and codes.bits == 8
+
+
+def test_four_bit_codes_are_packed(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    if _is_q8(checkpoint):
+        with pytest.raises(UnsupportedError, match="stores no matrix in 4-bit codes"):
+            author_graph(checkpoint, tmp_path / "decoder.onnx", "int4")
+        return
+    author_graph(checkpoint, tmp_path / "decoder.onnx", "int4")
+    graph = onnx.load(str(tmp_path / "decoder.onnx"), load_external_data=False).graph
+    kinds = {init.name: init.data_type for init in graph.initializer}
+    four_bit = {onnx.TensorProto.INT4, onnx.TensorProto.UINT4}
+    assert kinds["model.layers.1.self_attn.qkv_proj.weight"] in four_bit
+    assert kinds["model.layers.1.mlp.gate_up_proj.weight"] in four_bit
+    assert kinds["model.embed_tokens.weight"] == onnx.TensorProto.INT8
+
+
+def test_gguf_codes_are_the_stored_ones(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(gguf_file(tmp_path / "g", gguf.GGMLQuantizationType.Q4_0))
+    for name in ("model.layers.0.self_attn.k_proj.weight", "model.embed_tokens.weight"):
+        codes = checkpoint.weights.codes(name)
+        assert codes is not None
+        assert codes.codes.min() >= -8
+        np.testing.assert_array_equal(codes.dequantize(), np.concatenate(list(checkpoint.weights.rows(name))))
