@@ -22,6 +22,7 @@ from trtdecode.kernels.catalogue import ACTIVATIONS, SHAPES, ModelShape, variant
 from trtdecode.kernels.cubin_manifest import CubinEntry, write_cubin_manifest
 from trtdecode.kernels.launch import Kernel, Variant
 from trtdecode.kernels.pages import PAGE_DTYPES
+from trtdecode.kernels.resource_table import resource_table
 from trtdecode.kernels.resources import measure
 from trtdecode.manifest import read_manifest
 from trtdecode.support import KV_CACHE_PRECISIONS
@@ -108,24 +109,13 @@ def compile_all(
     directory.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(jobs) as pool:
         entries = list(pool.map(lambda item: compile_variant(item[0], item[1], item[2], directory), work))
-    write_cubin_manifest(directory, entries, f"triton {language.version()}")
+    write_cubin_manifest(directory, entries, compiler())
     return entries
 
 
-def resource_table(entries: Iterable[CubinEntry]) -> str:
-    """A Markdown table, one row a (variant, SM)."""
-    lines = [
-        "| kernel | constexprs | types | SM | registers | stack B | local B | shared B | warps |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for entry in sorted(entries, key=lambda e: (e.kernel, e.key, e.sm)):
-        shown = " ".join(f"{name}={value}" for name, value in sorted(entry.constexprs.items()))
-        types = " ".join(kind for kind in dict.fromkeys(entry.signature) if kind.startswith("*"))
-        lines.append(
-            f"| {entry.kernel} | {shown} | {types} | {entry.sm} | {entry.registers} | {entry.stack_bytes} "
-            f"| {entry.local_bytes} | {entry.shared_bytes} | {entry.num_warps} |"
-        )
-    return "\n".join(lines) + "\n"
+def compiler() -> str:
+    """Who compiles, for the manifest."""
+    return f"triton-lang {language.version()}"
 
 
 def _shapes(arguments: argparse.Namespace) -> list[ModelShape]:
@@ -169,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LoadError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    (options.out / "resources.md").write_text(resource_table(entries), "utf-8")
+    (options.out / "resources.md").write_text(resource_table(entries, compiler()), "utf-8")
     print(f"{len(entries)} cubins of {len(variants)} kernels for SM {', '.join(map(str, options.sm))} in {options.out}")
     spilling = [entry for entry in entries if entry.stack_bytes or entry.local_bytes]
     for entry in spilling:
