@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 import environment
 from progress import Progress, StepFailed
@@ -34,10 +35,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse_arguments()
-    if os.path.realpath(sys.prefix) == os.path.realpath(environment.VENV):
-        import demo_serve
-
-        return demo_serve.run(options)
     sys.path.insert(0, str(environment.ROOT / "backend"))  # these two modules need no more than this Python has
     from trtdecode.errors import ServerError
     from trtdecode.server.ports import Ports, check_ports
@@ -54,7 +51,8 @@ def main() -> int:
         return 130
     # Caches of the server stay in the clone: a home folder may be missing or read-only.
     os.environ.setdefault("XDG_CACHE_HOME", str(environment.CACHE))
-    return os.execv(environment.VENV_PYTHON, [str(environment.VENV_PYTHON), __file__, *sys.argv[1:]])
+    program = Path(__file__).with_name("demo_serve.py")
+    return os.execv(environment.VENV_PYTHON, [str(environment.VENV_PYTHON), str(program), *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 import assets
+import demo
 import environment
 from progress import Progress, StepFailed
 from trtbuild.pipeline import import_checkpoint
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             stats, text = answer(options, server)
             if options.once is None:
-                print(invitation(server))
+                print(invitation(server), flush=True)
                 wait(server)
         finally:
             server.stop()
@@ -145,3 +146,7 @@ def wait(server: TritonServer) -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(run(demo.parse_arguments()))

@@ -30,7 +30,7 @@ def port_options(ports: Ports) -> list[str]:
 
 def refusal(*arguments: str) -> str:
     """What a run that must be refused at once says."""
-    variables = {**os.environ, "TRTDECODE_PYTHON": sys.executable}
+    variables = {**os.environ, "TRTDECODE_PYTHON": sys.executable}  # also when .venv is the active environment
     result = subprocess.run([DEMO, *arguments], capture_output=True, text=True, timeout=30, env=variables)
     assert result.returncode != 0
     assert result.stdout == ""
@@ -79,9 +79,9 @@ def demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Ports]]:
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
     yield process, ports
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    if process.poll() is None:  # the test failed: SIGTERM, so that the demo ends its server
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
     assert process.stdout is not None
     process.stdout.close()
 
