@@ -6,19 +6,23 @@ server polling the repository never sees half of one.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trtdecode.errors import CheckpointError, UnsupportedError
 from trtdecode.manifest import FileEntry, Manifest, ModelSpec, entry_of, write_manifest
 
 from trtbuild.checkpoint import Checkpoint, open_checkpoint
+from trtbuild.checkpoint.huggingface import tokenizer_files
+from trtbuild.checkpoint.overrides import TrackedConfig, check_read, override
 from trtbuild.graph.author import PRECISIONS, author_graph, config_of
 from trtbuild.graph.check import check_graph
 from trtbuild.graph.encoder_config import EncoderConfig
@@ -58,6 +62,7 @@ class _Import:
     report: ImportReport
     checkpoint: Checkpoint
     config: ModelConfig
+    overrides: dict[str, Any]
     graphs: dict[str, str] = field(default_factory=dict)
 
 
@@ -68,6 +73,8 @@ def import_checkpoint(
     version: int = 1,
     precisions: Sequence[str] | None = None,
     name: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    tokenizer: Path | None = None,
     replace: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> ImportReport:
@@ -79,12 +86,15 @@ def import_checkpoint(
         version: a positive number; Triton serves the highest.
         precisions: weight precisions to write, of PRECISIONS; None: the defaults of the model's task.
         name: the model's name in config.pbtxt; default the folder's.
+        overrides: config keys to replace, dotted for nested ones; see `checkpoint.overrides`.
+        tokenizer: a folder whose tokenizer files are used instead of the checkpoint's.
         replace: overwrite an existing version.
         progress: called with one line at the start of each stage.
 
     Raises:
         CheckpointError: see `open_checkpoint` and `author_graph`; or the version exists and `replace` is false.
         UnsupportedError: an unknown precision.
+        ConfigError: an override that nothing reads.
     """
     if precisions is not None:
         _check_precisions(precisions)
@@ -94,17 +104,17 @@ def import_checkpoint(
     if version_dir.exists() and not replace:
         raise CheckpointError(f"{version_dir}: exists; choose another version, or replace it on purpose")
     progress(f"open {source}")
-    checkpoint = open_checkpoint(source)
+    checkpoint, decisions = _open(source, overrides or {}, tokenizer)
     config = config_of(checkpoint)
     if precisions is None:
         precisions = DEFAULT_PRECISIONS.get(config.spec.task, DEFAULT_ENCODER_PRECISIONS)
     report = ImportReport(checkpoint.source, version_dir, config.spec, tuple(precisions))
-    report.decisions += _describe(checkpoint, config, report.precisions)
+    report.decisions += decisions + _describe(checkpoint, config, report.precisions)
     staging = model_dir / f".import-{version}-{os.getpid()}"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        state = _Import(source, staging, report.precisions, report, checkpoint, config)
+        state = _Import(source, staging, report.precisions, report, checkpoint, config, dict(overrides or {}))
         for title, stage in STAGES:
             progress(title)
             begin = time.perf_counter()
@@ -115,6 +125,20 @@ def import_checkpoint(
         shutil.rmtree(staging, ignore_errors=True)
     write_model_config(model_dir, name or model_dir.name)
     return report
+
+
+def _open(source: Path, overrides: Mapping[str, Any], tokenizer: Path | None) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint with what the caller wants changed, and one sentence a change."""
+    checkpoint = open_checkpoint(source)
+    decisions = [f"{key} set to {value!r}" for key, value in overrides.items()]
+    files = checkpoint.tokenizer
+    if tokenizer is not None:
+        files = tokenizer_files(tokenizer)
+        decisions.append(f"tokenizer from {tokenizer}")
+        if "tokenizer.json" not in files:
+            raise CheckpointError(f"{tokenizer}: holds no tokenizer.json; name a folder that has one")
+    config = override(checkpoint.config, overrides)
+    return dataclasses.replace(checkpoint, config=config, tokenizer=files), decisions
 
 
 # -- stages -------------------------------------------------------------------------------------------------------
@@ -129,6 +153,8 @@ def _write_graphs(state: _Import) -> None:
 
 
 def _check_graphs(state: _Import) -> None:
+    assert isinstance(state.checkpoint.config, TrackedConfig)
+    check_read(state.checkpoint.config, state.overrides)
     for file_name in state.graphs.values():
         check_graph(state.staging / file_name, state.config.spec)
 

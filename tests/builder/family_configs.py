@@ -14,9 +14,9 @@ LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
     "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
+    "low_freq_factor": 2.0,
+    "high_freq_factor": 6.0,
+    "original_max_position_embeddings": 64,  # of the eight wavelengths some are kept, blended and stretched
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
@@ -29,15 +29,15 @@ LONGROPE = {
 }
 
 
-def _llama(**changes: Any) -> transformers.PretrainedConfig:
+def llama(**changes: Any) -> transformers.PretrainedConfig:
     return transformers.LlamaConfig(**{**LLAMA_SIZES, **changes})
 
 
-def _gemma(kind: Any, **changes: Any) -> transformers.PretrainedConfig:
+def gemma(kind: Any, **changes: Any) -> transformers.PretrainedConfig:
     return kind(**{**LLAMA_SIZES, "head_dim": 24, **changes})
 
 
-def _gpt2(**changes: Any) -> transformers.PretrainedConfig:
+def gpt2(**changes: Any) -> transformers.PretrainedConfig:
     sizes = {"vocab_size": 131, "n_embd": 96, "n_layer": 2, "n_head": 6, "n_positions": 128}
     return transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=3, **changes)
 
@@ -63,15 +63,15 @@ def _bloom(**changes: Any) -> transformers.PretrainedConfig:
 
 
 CONFIGS: dict[str, MakeConfig] = {
-    "llama": _llama,
-    "llama-tied": lambda: _llama(tie_word_embeddings=True),
-    "llama-mha": lambda: _llama(num_key_value_heads=6),
-    "llama-mqa": lambda: _llama(num_key_value_heads=1),
-    "llama-head-dim": lambda: _llama(head_dim=24),
-    "llama-bias": lambda: _llama(attention_bias=True, mlp_bias=True),
-    "llama3-rope": lambda: _llama(rope_parameters=LLAMA3_ROPE),
-    "linear-rope": lambda: _llama(rope_parameters=LINEAR_ROPE),
-    "yarn-rope": lambda: _llama(rope_parameters=YARN_ROPE),
+    "llama": llama,
+    "llama-tied": lambda: llama(tie_word_embeddings=True),
+    "llama-mha": lambda: llama(num_key_value_heads=6),
+    "llama-mqa": lambda: llama(num_key_value_heads=1),
+    "llama-head-dim": lambda: llama(head_dim=24),
+    "llama-bias": lambda: llama(attention_bias=True, mlp_bias=True),
+    "llama3-rope": lambda: llama(rope_parameters=LLAMA3_ROPE),
+    "linear-rope": lambda: llama(rope_parameters=LINEAR_ROPE),
+    "yarn-rope": lambda: llama(rope_parameters=YARN_ROPE),
     "mistral-window": lambda: transformers.MistralConfig(**LLAMA_SIZES, sliding_window=5),
     "mistral-full": lambda: transformers.MistralConfig(**LLAMA_SIZES, sliding_window=None),
     "qwen2": lambda: transformers.Qwen2Config(**LLAMA_SIZES),
@@ -86,13 +86,13 @@ CONFIGS: dict[str, MakeConfig] = {
         **LLAMA_SIZES, rope_parameters=LONGROPE, original_max_position_embeddings=128
     ),
     "mixtral": lambda: transformers.MixtralConfig(**LLAMA_SIZES, num_local_experts=5, num_experts_per_tok=2),
-    "gemma": lambda: _gemma(transformers.GemmaConfig),
-    "gemma2": lambda: _gemma(transformers.Gemma2Config, sliding_window=5, query_pre_attn_scalar=40),
-    "gemma3": lambda: _gemma(
+    "gemma": lambda: gemma(transformers.GemmaConfig),
+    "gemma2": lambda: gemma(transformers.Gemma2Config, sliding_window=5, query_pre_attn_scalar=40),
+    "gemma3": lambda: gemma(
         transformers.Gemma3TextConfig, num_hidden_layers=7, sliding_window=5, query_pre_attn_scalar=40
     ),
-    "gpt2": _gpt2,
-    "gpt2-inner": lambda: _gpt2(n_inner=160),
+    "gpt2": gpt2,
+    "gpt2-inner": lambda: gpt2(n_inner=160),
     "gpt-neox": _neox,
     "gpt-neox-sequential": lambda: _neox(use_parallel_residual=False, tie_word_embeddings=True),
     "opt": _opt,

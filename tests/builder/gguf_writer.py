@@ -7,6 +7,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf.tensor_mapping import get_tensor_name_map
 
 
 def write_gguf(
@@ -103,3 +104,53 @@ def llama_tensors(model: Any) -> dict[str, np.ndarray]:
             array = permute_rows(array, heads[name]) if name in heads else array
             tensors[f"blk.{layer}.{stored}.weight"] = array
     return tensors
+
+
+def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
+    """A transformers model's weights under GGUF names, changed as llama.cpp's converter of that architecture does."""
+    config = model.config
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = get_tensor_name_map(kinds[architecture], config.num_hidden_layers)
+    tensors = {}
+    for name, value in model.state_dict().items():
+        array = value.detach().numpy()
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if architecture == "gpt2" and name.endswith((".attn.bias", ".attn.masked_bias")):
+            continue
+        if architecture == "smollm3" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            array = permute_rows(array, heads)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            array = array + np.float32(1)
+        if architecture == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            array = np.ascontiguousarray(array.T)
+        tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = array
+    return tensors
+
+
+def gguf_metadata(config: Any, architecture: str) -> dict[str, Any]:
+    """The keys that llama.cpp's converter writes for a transformers config."""
+    facts = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", None),
+        "attention.key_length": getattr(config, "head_dim", None),
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
+        "attention.layer_norm_epsilon": getattr(config, "layer_norm_epsilon", None),
+        "attention.sliding_window": getattr(config, "sliding_window", None),
+        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
+        "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
+        "rope.freq_base": _global_theta(config),
+    }
+    return {f"{architecture}.{key}": value for key, value in facts.items() if value is not None}
+
+
+def _global_theta(config: Any) -> float | None:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    parameters = parameters.get("full_attention", parameters)
+    theta = parameters.get("rope_theta")
+    return None if theta is None else float(theta)

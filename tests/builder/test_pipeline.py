@@ -11,8 +11,9 @@ import pytest
 import transformers
 from builder.tiny_models import LLAMA_SIZES, save_model
 from trtbuild import pipeline
+from trtbuild.checkpoint.overrides import parse_setting
 from trtbuild.pipeline import import_checkpoint
-from trtdecode.errors import CheckpointError, UnsupportedError
+from trtdecode.errors import CheckpointError, ConfigError, UnsupportedError
 from trtdecode.manifest import read_manifest, verify_files
 
 
@@ -93,6 +94,45 @@ def test_failure_leaves_nothing_and_keeps_the_old_version(
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["1", "config.pbtxt"]
 
 
+def test_any_guess_can_be_replaced(source: Path, tmp_path: Path) -> None:
+    overrides = {"eos_token_id": [7, 9], "max_position_embeddings": 128, "rope_parameters.rope_theta": 5e5}
+    report = import_checkpoint(source, tmp_path / "m", overrides=overrides)
+    spec = read_manifest(report.version_dir).spec
+    assert (spec.eos_token_ids, spec.max_context_len) == ((7, 9), 128)
+    assert report.decisions[:2] == ["eos_token_id set to [7, 9]", "max_position_embeddings set to 128"]
+
+
+def test_a_replaced_value_that_nothing_reads_is_an_error(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--set rope_tehta: nothing in this model reads it; keys .*rope_parameters"):
+        import_checkpoint(source, tmp_path / "m", overrides={"rope_tehta": 1e6})
+    assert not (tmp_path / "m" / "1").exists()
+    with pytest.raises(ConfigError, match=r"'sliding_window' is 64 in the config, not an object"):
+        import_checkpoint(source, tmp_path / "m", overrides={"sliding_window.size": 1})
+
+
+def test_tokenizer_from_elsewhere(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    with pytest.raises(CheckpointError, match="holds no tokenizer"):
+        import_checkpoint(source, tmp_path / "m", tokenizer=tmp_path / "t")
+    (tmp_path / "t" / "tokenizer.json").write_text('{"other": 1}')
+    report = import_checkpoint(source, tmp_path / "m", tokenizer=tmp_path / "t")
+    assert (report.version_dir / "tokenizer.json").read_text() == '{"other": 1}'
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [("a=1", ("a", 1)), ("a.b=[1, 2]", ("a.b", [1, 2])), ("a=text", ("a", "text")), ("a=null", ("a", None))],
+)
+def test_settings_are_json_or_text(text: str, parsed: tuple[str, object]) -> None:
+    assert parse_setting(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["a", "=1", ""])
+def test_settings_need_a_key_and_a_value(text: str) -> None:
+    with pytest.raises(ConfigError, match="not of the form KEY=VALUE"):
+        parse_setting(text)
+
+
 @pytest.mark.parametrize(("version", "precisions"), [(0, ("int8",)), (1, ("int3",)), (1, ())])
 def test_bad_options(source: Path, tmp_path: Path, version: int, precisions: tuple[str, ...]) -> None:
     with pytest.raises(UnsupportedError):
@@ -103,6 +143,7 @@ def test_bad_options(source: Path, tmp_path: Path, version: int, precisions: tup
 _MEASURE = """
 import resource, sys
 from pathlib import Path
+from trtbuild.checkpoint.overrides import parse_setting
 from trtbuild.pipeline import import_checkpoint
 import_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), precisions=("f32", "int8"))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -21,6 +21,11 @@ def import_model(
     repository: Annotated[Path, typer.Option(help="Triton model repository.")] = DEFAULT_REPOSITORY,
     version: Annotated[int | None, typer.Option(help="Version number; default the next free one.")] = None,
     precision: Annotated[list[str] | None, typer.Option(help="Weights to write: int8, f32, int4. Repeatable.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the checkpoint's config. Repeatable."),
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer.json to use instead.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite an existing version.")] = False,
 ) -> None:
     """Turn a checkpoint into a model version.
@@ -29,6 +34,7 @@ def import_model(
     of three lines unless there is one. The version appears by one rename, when it is complete.
     """
     from rich.console import Console
+    from trtbuild.checkpoint.overrides import parse_setting
     from trtbuild.pipeline import import_checkpoint
 
     model_dir = repository / (name or default_name(checkpoint))
@@ -41,6 +47,8 @@ def import_model(
             model_dir,
             version=number,
             precisions=precision or None,
+            overrides=dict(parse_setting(text) for text in setting or []),
+            tokenizer=tokenizer,
             replace=replace,
             progress=status.update,
         )

@@ -12,13 +12,13 @@ from trtdecode.errors import CheckpointError
 from trtbuild.checkpoint.base import Checkpoint, Float32, missing_tensor
 from trtbuild.checkpoint.gguf_config import Metadata, config_from_metadata
 from trtbuild.checkpoint.gguf_file import GgufFile
-from trtbuild.checkpoint.gguf_layout import TensorLayout
+from trtbuild.checkpoint.gguf_layout import TensorLayout, transpose
 from trtbuild.checkpoint.gguf_tokenizer import tokenizer_files
 from trtbuild.checkpoint.grouped_codes import GroupedCodes
 
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
-ROPE_FACTORS = "rope_freqs.weight"
+ROPE_FACTORS = {"freqs": "rope_freqs.weight", "short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
 
 
 class GgufWeights:
@@ -36,7 +36,8 @@ class GgufWeights:
         return self._layout.gguf_name(name) in self._file.entries
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.entries[self._stored(name)].shape
+        stored = self._file.entries[self._stored(name)].shape
+        return stored[::-1] if self._layout.restore(name) is transpose else stored
 
     def rows(self, name: str) -> Iterator[Float32]:
         pieces = self._file.rows(self._stored(name))
@@ -51,6 +52,8 @@ class GgufWeights:
         restore = self._layout.restore(name)
         if codes is None or restore is None:
             return codes
+        if not self._layout.reorders_rows(name):
+            return None
         # What is restored is the order of rows, and scales have the same rows.
         order = restore(np.arange(codes.codes.shape[0], dtype=np.float32)).astype(np.int64)
         return dataclasses.replace(codes, codes=codes.codes[order], scales=codes.scales[order])
@@ -72,11 +75,13 @@ def open_gguf(path: Path) -> Checkpoint:
     meta = Metadata(path, file.metadata)
     if EMBEDDING not in file.entries:
         raise missing_tensor(EMBEDDING, list(file.entries), path)
-    factors = None
-    if ROPE_FACTORS in file.entries:
-        factors = [float(value) for piece in file.rows(ROPE_FACTORS) for value in piece]
-    config = config_from_metadata(meta, file.entries[EMBEDDING].shape[0], HEAD in file.entries, factors)
+    factors = {
+        kind: [float(value) for piece in file.rows(name) for value in piece]
+        for kind, name in ROPE_FACTORS.items()
+        if name in file.entries
+    }
     try:
+        config = config_from_metadata(meta, file.entries[EMBEDDING].shape[0], HEAD in file.entries, factors)
         layout = TensorLayout(meta.architecture, config)
     except KeyError as error:
         raise CheckpointError(

@@ -7,21 +7,18 @@ restores it. Sources of the rules: llama.cpp `conversion/*.py` (`modify_tensors`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gguf
+import numpy as np
 from gguf.tensor_mapping import get_tensor_name_map
 
 from trtbuild.checkpoint.base import Float32
 
 Restore = Callable[[Float32], Float32]
-
-#: GGUF architecture -> the class name Hugging Face's config would carry.
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-}
 
 
 def unpermute_rows(rows: Float32, num_heads: int) -> Float32:
@@ -35,7 +32,17 @@ def unpermute_rows(rows: Float32, num_heads: int) -> Float32:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _restore_llama(name: str, config: dict[str, Any]) -> Restore | None:
+def unshift(rows: Float32) -> Float32:
+    """Gemma's norms: llama.cpp stores w + 1, Hugging Face w."""
+    return rows - np.float32(1.0)
+
+
+def transpose(rows: Float32) -> Float32:
+    """GPT-2's Conv1D weights: llama.cpp stores [out, in], Hugging Face [in, out]."""
+    return np.ascontiguousarray(rows.T)
+
+
+def _llama(name: str, config: Mapping[str, Any]) -> Restore | None:
     if ".self_attn.q_proj." in name:
         return functools.partial(unpermute_rows, num_heads=config["num_attention_heads"])
     if ".self_attn.k_proj." in name:
@@ -43,18 +50,47 @@ def _restore_llama(name: str, config: dict[str, Any]) -> Restore | None:
     return None
 
 
-RESTORE: dict[str, Callable[[str, dict[str, Any]], Restore | None]] = {
-    "llama": _restore_llama,
+def _gemma(name: str, config: Mapping[str, Any]) -> Restore | None:
+    return unshift if name.endswith(("norm.weight", "layernorm.weight")) else None
+
+
+def _gpt2(name: str, config: Mapping[str, Any]) -> Restore | None:
+    return transpose if re.search(r"\.(c_attn|c_proj|c_fc)\.weight$", name) else None
+
+
+def _unchanged(name: str, config: Mapping[str, Any]) -> Restore | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """One GGUF architecture: the class name Hugging Face's config would carry, and what to undo."""
+
+    architecture: str
+    restore: Callable[[str, Mapping[str, Any]], Restore | None] = _unchanged
+
+
+RULES: dict[str, Rules] = {
+    "llama": Rules("LlamaForCausalLM", _llama),
+    "qwen2": Rules("Qwen2ForCausalLM"),
+    "qwen3": Rules("Qwen3ForCausalLM"),
+    "smollm3": Rules("SmolLM3ForCausalLM", _llama),
+    "phi3": Rules("Phi3ForCausalLM"),
+    "gemma": Rules("GemmaForCausalLM", _gemma),
+    "gemma2": Rules("Gemma2ForCausalLM", _gemma),
+    "gemma3": Rules("Gemma3ForCausalLM", _gemma),
+    "gpt2": Rules("GPT2LMHeadModel", _gpt2),
 }
 
 
 class TensorLayout:
     """Maps Hugging Face names to GGUF tensors for one file."""
 
-    def __init__(self, architecture: str, config: dict[str, Any]) -> None:
+    def __init__(self, architecture: str, config: Mapping[str, Any]) -> None:
         arch_ids = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-        self._names = get_tensor_name_map(arch_ids[architecture], config["num_hidden_layers"])
-        self._restore = RESTORE.get(architecture)
+        num_layers = config["n_layer"] if "n_layer" in config else config["num_hidden_layers"]
+        self._names = get_tensor_name_map(arch_ids[architecture], num_layers)
+        self._rules = RULES[architecture]
         self._config = config
 
     def gguf_name(self, name: str) -> str:
@@ -64,4 +100,8 @@ class TensorLayout:
 
     def restore(self, name: str) -> Restore | None:
         """What turns the stored tensor into Hugging Face's, or None where they are equal."""
-        return None if self._restore is None else self._restore(name, self._config)
+        return self._rules.restore(name, self._config)
+
+    def reorders_rows(self, name: str) -> bool:
+        """Whether `restore` only moves whole rows, so that it can be applied to codes and scales alike."""
+        return isinstance(self.restore(name), functools.partial)

@@ -143,7 +143,11 @@ def _sentencepiece(vocabulary: Vocabulary) -> Json:
 
 
 def _merges_from_scores(vocabulary: Vocabulary) -> list[list[str]]:
-    """Every way to cut a token into two tokens, best score first: SentencePiece merges by the score of the result."""
+    """Every way to cut a token into two tokens, best score first: SentencePiece merges by the score of the result.
+
+    Gemma's scores do not follow the order of its merges, the order of its tokens does (as transformers reads it).
+    """
+    by_order = str(vocabulary.metadata.get("general.architecture", "")).startswith("gemma")
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     scores: list[float] = vocabulary.get("scores") or [0.0] * len(ids)
     ranked = []
@@ -151,7 +155,7 @@ def _merges_from_scores(vocabulary: Vocabulary) -> list[list[str]]:
         for cut in range(1, len(token)):
             left, right = ids.get(token[:cut]), ids.get(token[cut:])
             if left is not None and right is not None:
-                ranked.append((-scores[index], index, left, right))
+                ranked.append((0.0 if by_order else -scores[index], index, left, right))
     ranked.sort()
     tokens = vocabulary.tokens
     return [[tokens[left], tokens[right]] for _, _, left, right in ranked]

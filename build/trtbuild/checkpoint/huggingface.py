@@ -79,7 +79,7 @@ def open_folder(folder: Path) -> Checkpoint:
     sentence = sentence_settings(folder)
     if sentence is not None:
         config[SENTENCE_KEY] = sentence
-    return Checkpoint(str(folder), config, _open_weights(folder, config), _tokenizer_files(folder))
+    return Checkpoint(str(folder), config, _open_weights(folder, config), tokenizer_files(folder))
 
 
 def _open_weights(folder: Path, config: dict[str, Any]) -> Weights:
@@ -129,7 +129,8 @@ def _no_weights(folder: Path, paths: list[Path]) -> CheckpointError:
     return CheckpointError(f"{folder}: no {SINGLE_FILE} or {INDEX_FILE}; this is not a complete checkpoint")
 
 
-def _tokenizer_files(folder: Path) -> dict[str, bytes]:
+def tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """tokenizer.json and tokenizer_config.json of a folder, as far as they are there."""
     files = {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
     template = folder / CHAT_TEMPLATE_FILE
     if template.is_file():

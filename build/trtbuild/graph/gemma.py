@@ -32,7 +32,6 @@ from trtbuild.graph.rope_frequencies import RopeConfig, rope_from_config
 from trtbuild.graph.step import Step
 
 NORM_OFFSET = 1.0
-LOCAL_THETA = 10000.0  # of Gemma 3's sliding layers
 
 
 def read_config(family: str, raw: RawConfig) -> DecoderConfig:

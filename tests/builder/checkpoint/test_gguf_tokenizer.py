@@ -167,6 +167,14 @@ def test_sentencepiece_always_prepends_a_space(tmp_path: Path) -> None:
     assert built(path)[0].encode("  return").tokens[1:3] == ["\u2581", "\u2581"]
 
 
+def test_gemma_merges_in_the_order_of_its_tokens(tmp_path: Path) -> None:
+    metadata = sentencepiece_metadata(**{"tokenizer.ggml.add_space_prefix": False})
+    metadata["tokenizer.ggml.scores"] = [0.0] * len(metadata["tokenizer.ggml.tokens"])
+    path = write_gguf(tmp_path / "v.gguf", metadata, {"x": np.zeros(1, np.float32)}, architecture="gemma3")
+    lines = sample_lines(2000)
+    assert encode(built(path)[0], lines) == encode(reference(path), lines)
+
+
 def test_sentencepiece_bytes_and_spaces_survive(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "v.gguf", sentencepiece_metadata(), {"x": np.zeros(1, np.float32)})
     tokenizer = built(path)[0]
