@@ -59,7 +59,8 @@ def test_c25_cancelling_a_waiting_request(chain_server: RunningServer, post: Pos
     wait_for(lambda: waiting() == 1, 1.5, "B gone")
     assert a.wait(60).text == cycle_text(2500)
     assert c.wait().text == cycle_text(5)
-    assert c.times[0] >= a.times[-1], "C started when A ended"
+    # Deliveries of two streams may cross by a moment; A ran for seconds.
+    assert c.times[0] >= a.times[-1] - 0.5, "C started when A ended"
     time.sleep(0.5)
     assert metric(chain_server, "trtdecode_prompt_tokens_total", "chain_small") == prompt_tokens + 1, "only C's token"
     for stream in streams:
