@@ -99,6 +99,18 @@ def test_larger_and_mixed_batches_run_eagerly(tmp_path: Path) -> None:
     assert executor._runner.num_replayed == 0
 
 
+def test_a_chunk_that_wants_no_logits(tmp_path: Path) -> None:
+    executor = make_executor(tmp_path, RecordingDevice())
+    driver, reference = Driver(executor, blocks_of(executor)), NumpyDecoder(SPEC)
+    sequence = driver.sequence([5, 9, 2, 7, 1], room=3)
+    batch = replace(driver.batch((sequence, 3)), logit_indices=np.zeros(0, np.int64))
+    for argmax_only in (False, True):
+        result = executor.execute(replace(batch, argmax_only=argmax_only))
+        assert (result.argmax if argmax_only else result.logits).shape[0] == 0  # type: ignore[union-attr]
+    sequence.num_computed = 3
+    np.testing.assert_allclose(driver.step((sequence, 2)), reference.logits(sequence.tokens)[-1:], atol=1e-4)
+
+
 def test_graphs_off_runs_everything_eagerly(tmp_path: Path) -> None:
     device = RecordingDevice()
     executor = make_executor(tmp_path, device, graphs=False, graph_batch_sizes=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,18 @@ def test_every_row_of_a_prompt_has_logits(tmp_path: Path) -> None:
         sequence.tokens.append(3)
         np.testing.assert_allclose(driver.step((sequence, 1)), reference.logits(sequence.tokens)[-1:], atol=1e-4)
     assert executor._runner.num_replayed == 2
+
+
+def test_a_chunk_that_wants_no_logits(tmp_path: Path) -> None:
+    executor = make_executor(tmp_path, RecordingDevice())
+    driver, reference = Driver(executor, blocks_of(executor)), NumpyDecoder(SPEC)
+    sequence = driver.sequence([5, 9, 2, 7, 1], room=3)
+    batch = replace(driver.batch((sequence, 3)), logit_indices=np.zeros(0, np.int64))
+    for argmax_only in (False, True):
+        result = executor.execute(replace(batch, argmax_only=argmax_only))
+        assert (result.argmax if argmax_only else result.logits).shape[0] == 0  # type: ignore[union-attr]
+    sequence.num_computed = 3
+    np.testing.assert_allclose(driver.step((sequence, 2)), reference.logits(sequence.tokens)[-1:], atol=1e-4)
 
 
 def test_contexts_share_one_scratch_buffer(tmp_path: Path) -> None:

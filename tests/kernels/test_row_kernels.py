@@ -8,8 +8,9 @@ from trtdecode.kernels.residual_layernorm import residual_layernorm, residual_la
 from trtdecode.kernels.residual_rmsnorm import residual_rmsnorm, residual_rmsnorm_reference
 from trtdecode.kernels.rows import WIDEST_ROW, row_block
 
-# dtype, atol, rtol: one unit in the last place of values around 4, and the reduction's order in f32.
-TOLERANCES = [(torch.float32, 2e-6, 1e-5), (torch.float16, 4e-3, 2e-3), (torch.bfloat16, 3.2e-2, 1.6e-2)]
+# dtype, atol, rtol: one unit in the last place of values around 4, and the reduction's order in f32 (a GPU's differs).
+F32_ATOL = 1e-5 if torch.cuda.is_available() else 2e-6
+TOLERANCES = [(torch.float32, F32_ATOL, 1e-5), (torch.float16, 4e-3, 2e-3), (torch.bfloat16, 3.2e-2, 1.6e-2)]
 # one value; just below, at and above a power of two; a real model's; more rows than one.
 SHAPES = [(1, 1), (2, 31), (2, 32), (3, 33), (2, 576), (1, 4100)]
 

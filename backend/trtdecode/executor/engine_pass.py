@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from trtdecode.errors import LoadError, UnsupportedError
 from trtdecode.executor.cuda_graphs import StepOutput
 from trtdecode.executor.device_runner import output_of
-from trtdecode.executor.engine_steps import EngineStep, EngineSteps, GatherStep, RowsStep, SeamStep
+from trtdecode.executor.engine_steps import EngineStep, EngineSteps, GatherStep, RowsStep, SeamStep, Step
 from trtdecode.executor.tensorrt_runtime import Context, Engine, Runtime, Shape
-from trtdecode.executor.value_buffers import ValueBuffers, resolve
+from trtdecode.executor.value_buffers import ValueBuffers, resolve, writes_of
 
 if TYPE_CHECKING:
     import torch
@@ -95,9 +95,15 @@ class EnginePass:
         if contexts is None or num_tokens != num_rows:
             contexts, buffers = self._eager, self._eager_values
             for engine_step, context in zip(self._engine_steps(), contexts.values(), strict=True):
+                if num_rows == 0 and engine_step.dimension == "S":
+                    continue
                 self._shape(context, engine_step, num_tokens, num_rows)
+                # A change of profile may drop them, and larger row buffers move them.
+                self._place(context, engine_step, buffers)
         values = _Values(buffers, self._inputs, step)
         for work in self._steps.steps:
+            if num_rows == 0 and self._is_for_rows(work):
+                continue  # a chunk of a prompt that does not end it: no engine takes an empty tensor
             match work:
                 case GatherStep():
                     self._gather(work, values)
@@ -109,6 +115,10 @@ class EnginePass:
                     query, key, value = (values[name] for name in work.inputs[:3])
                     self._attention(work.name, step, query, key, value, values[work.output])
         return output_of(values[self._steps.output])
+
+    def _is_for_rows(self, work: Step) -> bool:
+        """Whether a step works on logit rows (S) instead of tokens (T)."""
+        return any(self._steps.tensors[name].shape[0] == "S" for name in writes_of(work))
 
     # -- steps between engines ------------------------------------------------------------------------------------
 
@@ -154,7 +164,7 @@ class EnginePass:
         self.report.scratch_bytes = max([*needs, *self.report.per_size.values(), 1])
         self.report.host_bytes = max(0, resident_bytes() - before)
         self._scratch = self._device.allocate((self.report.scratch_bytes,), torch.uint8)
-        for contexts in (self._eager, *self._captured.values()):
+        for contexts in self._captured.values():
             for step in self._engine_steps():
                 self._place(contexts[step.file], step, self._captured_values)
         for contexts in self._captured.values():
@@ -190,8 +200,6 @@ class EnginePass:
         """Prompt logprobs ask for more logit rows than there are sequences: eager steps get larger buffers."""
         self._max_rows = num_rows
         self._eager_values = ValueBuffers(self._device, self._steps, max_tokens=self._max_tokens, max_rows=num_rows)
-        for step in self._engine_steps():
-            self._place(self._eager[step.file], step, self._eager_values)
 
 
 class _Values:
