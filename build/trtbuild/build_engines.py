@@ -9,11 +9,12 @@ from pathlib import Path
 from trtdecode import support
 from trtdecode.manifest import read_manifest
 
-from trtbuild.engine.build_options import SOURCE_GRAPH, BuildOptions, BuildReport, Progress
+from trtbuild.engine.build_options import BuildOptions, BuildReport, Progress
 from trtbuild.engine.decoder_job import DecoderJob, Target
 from trtbuild.engine.flavour import load_tensorrt, resolve_flavour
 from trtbuild.engine.locks import build_lock
 from trtbuild.engine.profiles import token_profiles
+from trtbuild.engine.source_graph import source_name
 from trtbuild.quantize.recipe import Recipe
 
 __all__ = ["BuildOptions", "BuildReport", "Recipe", "build_engines"]
@@ -33,7 +34,8 @@ def build_engines(
     """Builds the engines of a model version that are missing or do not fit, and records them in its manifest.
 
     Args:
-        version_dir: a folder that `trtdecode import` wrote, with the f32 graph.
+        version_dir: a folder that `trtdecode import` wrote. Floats are preferred, INT8 weights do, and precision int4
+            keeps a checkpoint's own codes.
         precision: a key of `support.ENGINE_PRECISIONS`.
         sm: compute capability without the dot.
         flavour: "auto", "tensorrt" or "tensorrt-rtx".
@@ -43,7 +45,7 @@ def build_engines(
 
     Raises:
         UnsupportedError: the combination is refused, or an operator is not TensorRT's.
-        ManifestError: the version folder lacks the f32 graph.
+        ManifestError: the version folder has no graph to build from.
         BuildError: the builder failed, a required fusion is missing, or the parity limits are broken.
     """
     started = time.monotonic()
@@ -51,7 +53,7 @@ def build_engines(
     support.check_engine(precision, sm, flavour)
     options = options or BuildOptions()
     profiles = token_profiles(options.max_num_seqs, options.max_num_batched_tokens)
-    read_manifest(version_dir).graph_file(SOURCE_GRAPH)
+    source_name(read_manifest(version_dir), precision)
     target = Target(sm, load_tensorrt(flavour), recipe or Recipe(precision), profiles)
     directory = version_dir / support.engine_directory(precision, sm)
     with build_lock(directory, on_wait=lambda: report(f"{directory}: waiting for another build")):

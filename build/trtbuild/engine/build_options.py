@@ -12,9 +12,6 @@ from trtbuild.quantize.quality import Quality
 #: Raised whenever the same inputs would give other engines than before: older ones are then cache misses.
 BUILD_VERSION = 1
 
-#: The manifest's graph that engines are built from.
-SOURCE_GRAPH = "f32"
-
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 

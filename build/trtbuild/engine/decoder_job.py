@@ -23,7 +23,7 @@ from trtdecode.executor.engine_steps import (
 )
 from trtdecode.manifest import EngineSet, Manifest, entry_of, write_manifest
 
-from trtbuild.engine.build_options import BUILD_VERSION, SOURCE_GRAPH, BuildOptions, BuildReport, Progress
+from trtbuild.engine.build_options import BUILD_VERSION, BuildOptions, BuildReport, Progress
 from trtbuild.engine.engine_from_onnx import EngineRequest, build_engine
 from trtbuild.engine.engine_store import EngineStore
 from trtbuild.engine.expectations import check_patterns, require
@@ -33,6 +33,7 @@ from trtbuild.engine.parity_run import ParityRun
 from trtbuild.engine.prepare import PreparedGraph, prepare_graph
 from trtbuild.engine.profiles import shape_ranges
 from trtbuild.engine.segments import CutGraph, Segment, cut, load_graph
+from trtbuild.engine.source_graph import expand_int8, reference_name, source_name
 from trtbuild.engine.tables import settle_tables, typed_specs, write_tables
 from trtbuild.engine.timing_cache import timing_cache_key, timing_cache_path
 from trtbuild.quantize.calibrate import input_widths, shipped_texts
@@ -78,7 +79,9 @@ class DecoderJob:
         self._report = report
         self._folder = support.engine_directory(self._recipe.precision, target.sm)
         self._directory = version_dir / self._folder
-        self._graph_path = version_dir / manifest.graph_file(SOURCE_GRAPH)
+        self._source = source_name(manifest, target.recipe.precision)
+        self._graph_path = version_dir / manifest.graph_file(self._source)
+        self._reference_path = version_dir / manifest.graph_file(reference_name(manifest, self._source))
         self._texts = options.calibration_texts or shipped_texts()
         self._cache_key = timing_cache_key(target.tensorrt.flavour, target.tensorrt.version, target.sm)
         self._layers_path = version_dir / "reports" / f"layers-sm{target.sm}-{self._recipe.precision}.json"
@@ -93,6 +96,7 @@ class DecoderJob:
             self._directory, recipe.precision, target.sm, target.tensorrt.flavour, target.tensorrt.version
         )
         model = load_graph(self._graph_path)
+        expand_int8(model)
         statistics = self._statistics(input_widths(model.graph))
         pieces, tables = settle_tables(cut(model), recipe)
         wanted = {segment.name: self._store.find(segment.name, self._key) for segment in pieces.segments}
@@ -164,7 +168,7 @@ class DecoderJob:
         if tokens is None:
             self._report("no tokenizer in the version: parity with float32 is not measured")
             return None
-        return ParityRun(self._graph_path, tokens, pieces.steps, tables, self._recipe.float_type)
+        return ParityRun(self._reference_path, tokens, pieces.steps, tables, self._recipe.float_type)
 
     def _statistics(self, widths: Mapping[str, int]) -> Statistics:
         if not self._recipe.needs_calibration:
@@ -176,7 +180,7 @@ class DecoderJob:
                 "no tokenizer; import it with its tokenizer files, or build fp16, bf16 or int8_weight"
             )
         return DecoderStatistics(
-            self._graph_path,
+            self._reference_path,
             tokens,
             widths,
             hessian_budget=HESSIAN_BUDGET_BYTES if self._recipe.int4_method == "gptq" else 0,
@@ -224,7 +228,7 @@ class DecoderJob:
             sm=target.sm,
             flavour=tensorrt.flavour,
             builder_version=tensorrt.version,
-            source_graph=SOURCE_GRAPH,
+            source_graph=self._source,
             profiles=target.profiles,
             steps=tuple(
                 replace(step, file=files[step.file]) if isinstance(step, EngineStep) else step for step in pieces.steps

@@ -11,7 +11,7 @@ from trtdecode.executor.base import GRAPH_OUTPUT
 
 from trtbuild.engine.patterns import Pattern, find_islands, find_patterns, find_quantized_patterns
 from trtbuild.quantize.float_types import cast_floats, drop_unused_weights
-from trtbuild.quantize.linears import find_linears
+from trtbuild.quantize.linears import find_linears, kept_schemes
 from trtbuild.quantize.quantize_graph import Statistics, possible_scheme, quantize_graph
 from trtbuild.quantize.recipe import Recipe
 from trtbuild.rewrite.rules import rewrite
@@ -50,8 +50,9 @@ def prepare_graph(
     graph = model.graph
     rewrites = rewrite(model)
     planned = {linear.name: possible_scheme(linear, recipe) for linear in find_linears(graph)}
-    patterns = find_patterns(graph, planned)
-    schemes = quantize_graph(model, recipe, statistics)
+    kept = kept_schemes(graph)
+    patterns = find_patterns(graph, planned | kept)
+    schemes = quantize_graph(model, recipe, statistics) | kept
     node_types = recipe.node_types(graph)
     cast_floats(model, recipe.float_type, node_types=node_types, fp32_outputs=fp32_outputs)
     drop_unused_weights(graph)

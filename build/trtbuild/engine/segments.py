@@ -231,7 +231,7 @@ class _Cutter:
 
     def _check_row_wise(self, nodes: list[ir.Node]) -> None:
         for node in nodes:
-            if node.op_type not in ROW_WISE:
+            if node.op_type not in ROW_WISE and not _takes_columns(node):
                 raise BuildError(
                     f"node {node.name!r} ({node.op_type}) comes after the last seam and may mix rows, so the gather of "
                     "logit rows cannot move in front of it; author the graph with row-wise operators there"
@@ -250,3 +250,9 @@ class _Cutter:
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         inputs = tuple(value.name or "" if value is not None else "" for value in node.inputs)
         return SeamStep(node.op_type, node.name or "", inputs, output.name or "", attributes)
+
+
+def _takes_columns(node: ir.Node) -> bool:
+    """A lookup of stored column numbers: GPTQ's activation order."""
+    indices = node.inputs[1] if node.op_type == "Gather" else None
+    return indices is not None and indices.is_initializer() and node.attributes.get_int("axis", 0) == 1

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from trtbuild.rewrite.zero_point_correction import KEEP_FLOAT
+
 Float32 = npt.NDArray[np.float32]
 
 
@@ -71,7 +73,7 @@ def find_linears(graph: ir.Graph) -> list[Linear]:
 
 
 def _as_linear(node: ir.Node) -> Linear | None:
-    if node.domain or node.op_type not in ("MatMul", "Gemm"):
+    if node.domain or node.op_type not in ("MatMul", "Gemm") or KEEP_FLOAT in node.metadata_props:
         return None
     weight = node.inputs[1]
     if weight is None or weight.shape is None or weight.shape.rank() != 2 or not _is_stored(weight):
@@ -88,3 +90,22 @@ def _as_linear(node: ir.Node) -> Linear | None:
 def _is_stored(value: ir.Value) -> bool:
     assert value.shape is not None
     return bool(value.is_initializer() or (value.is_graph_input() and value.shape.is_static()))
+
+
+#: Scheme of a matmul whose weight comes quantised, by the type of its codes.
+_KEPT = {ir.DataType.INT4: "int4", ir.DataType.INT8: "int8", ir.DataType.FLOAT8E4M3FN: "fp8"}
+
+
+def kept_schemes(graph: ir.Graph) -> dict[str, str]:
+    """Schemes of the matmuls that a graph brings along quantised (imported codes, quantisation-aware training)."""
+    found = {}
+    for node in graph:
+        weight = node.inputs[1].producer() if node.op_type in ("MatMul", "Gemm") and node.inputs[1] else None
+        if weight is None or weight.op_type != "DequantizeLinear" or weight.inputs[0] is None:
+            continue
+        scheme = _KEPT.get(weight.inputs[0].dtype or ir.DataType.UNDEFINED)
+        source = node.inputs[0].producer() if node.inputs[0] is not None else None
+        has_quantized_input = source is not None and source.op_type == "DequantizeLinear"
+        if scheme is not None:
+            found[node.name or ""] = "int8_weight" if scheme == "int8" and not has_quantized_input else scheme
+    return found

@@ -20,10 +20,12 @@ from trtbuild.rewrite import (
     silu,
     softmax,
     transposed_weight,
+    zero_point_correction,
 )
 
 RULES: tuple[ModuleType, ...] = (
     cast_scaled_weight,
+    zero_point_correction,
     transposed_weight,
     flattened_linear,
     layer_norm,

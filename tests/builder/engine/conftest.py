@@ -61,17 +61,21 @@ def tiny_weights() -> dict[str, np.ndarray]:
     return weights
 
 
+def tiny_checkpoint(folder: Path) -> Path:
+    """Writes the tiny model as a Hugging Face folder."""
+    folder.mkdir()
+    safetensors.numpy.save_file(tiny_weights(), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The imported version; tests that write copy it."""
     folder = tmp_path_factory.mktemp("tiny")
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    safetensors.numpy.save_file(tiny_weights(), checkpoint / "model.safetensors")
-    (checkpoint / "config.json").write_text(json.dumps(CONFIG))
-    (checkpoint / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
-    (checkpoint / "tokenizer_config.json").write_text("{}")
-    import_checkpoint(checkpoint, folder / "model", precisions=("f32",))
+    import_checkpoint(tiny_checkpoint(folder / "checkpoint"), folder / "model", precisions=("f32",))
     return folder / "model" / "1"
 
 

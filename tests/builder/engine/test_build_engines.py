@@ -67,6 +67,7 @@ def test_the_fusions_of_an_fp8_decoder(fp8_build: tuple[Path, BuildReport]) -> N
     counted = {(check.pattern, check.holds) for check in report.checks}
     assert counted == {
         ("fp8_matmul", True),
+        ("int8_weight_matmul", True),  # the head over the tied INT8 embedding
         ("norm_quantize", True),
         ("residual_norm", True),
         ("gate_up_silu", True),
@@ -166,13 +167,6 @@ def test_refusals_come_before_any_work(tiny_version: Path) -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens: 8 is less than max_num_seqs 64"):
         build_engines(tiny_version, "fp16", 89, options=BuildOptions(max_num_batched_tokens=8))
     assert not (tiny_version / "engines").exists()
-
-
-def test_a_version_without_floats_says_how_to_get_them(tiny_version: Path) -> None:
-    path = tiny_version / "manifest.json"
-    path.write_text(path.read_text().replace('"f32": "decoder.onnx"', '"int8": "decoder.onnx"'))
-    with pytest.raises(ManifestError, match="import it again with `trtdecode import --precision f32`"):
-        build_engines(tiny_version, "fp16", 89)
 
 
 def test_parity_beyond_its_limit_publishes_nothing(tiny_version: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from builder.engine.graphs import WIDTH, Writer
@@ -123,4 +124,23 @@ def transposed_weight(*, stored: bool = True) -> ir.Model:
     x = w.input("x", ["T", WIDTH])
     weight = w.weight("w", 64, WIDTH) if stored else w.op("w", "Relu", w.weight("w0", 64, WIDTH))
     w.output(w.op("y", "MatMul", x, w.op("turned", "Transpose", weight, perm=[1, 0])), ["T", 64])
+    return w.model()
+
+
+def asymmetric_int4(
+    *, signed: bool = False, bias: bool = False, symmetric: bool = False, wide: bool = False
+) -> ir.Model:
+    """AWQ's form: 4-bit codes with a zero point a block. `symmetric` puts all of those in the middle."""
+    w = Writer()
+    x = w.input("x", ["T", WIDTH])
+    random = np.random.default_rng(0)
+    num_groups, low = WIDTH // 32, -8 if signed else 0
+    codes = random.integers(low, low + 16, (64, WIDTH))
+    zeros = np.full((64, num_groups), low + 8) if symmetric else random.integers(low + 4, low + 12, (64, num_groups))
+    dtype = np.int8 if wide else ml_dtypes.int4 if signed else ml_dtypes.uint4
+    scales = w.constant("scales", random.uniform(0.01, 0.02, (64, num_groups)).astype(np.float32))
+    values = [w.constant("codes", codes.astype(dtype)), scales, w.constant("zeros", zeros.astype(dtype))]
+    weight = w.op("weight", "DequantizeLinear", *values, axis=1, block_size=32)
+    inputs = (x, weight, w.weight("b", 64)) if bias else (x, weight)
+    w.output(w.op("y", "Gemm", *inputs, transB=1), ["T", 64])
     return w.model()

@@ -23,8 +23,11 @@ from trtbuild.rewrite import (
     silu,
     softmax,
     transposed_weight,
+    zero_point_correction,
 )
 from trtbuild.rewrite.rules import RULES, rewrite
+
+CORRECTED = ["DequantizeLinear", "Gemm", "Reshape", "ReduceSum", "Gemm", "Sub"]
 
 CASES: list[tuple[ModuleType, Callable[[], ir.Model], list[str]]] = [
     (layer_norm, forms.layer_norm, ["LayerNormalization"]),
@@ -44,6 +47,9 @@ CASES: list[tuple[ModuleType, Callable[[], ir.Model], list[str]]] = [
     (cast_scaled_weight, forms.cast_scaled_weight, ["DequantizeLinear", "MatMul"]),
     (cast_scaled_weight, lambda: forms.cast_scaled_weight(rows=True), ["DequantizeLinear", "MatMul"]),
     (transposed_weight, forms.transposed_weight, ["MatMul"]),
+    (zero_point_correction, forms.asymmetric_int4, CORRECTED),
+    (zero_point_correction, lambda: forms.asymmetric_int4(signed=True, bias=True), CORRECTED),
+    (zero_point_correction, lambda: forms.asymmetric_int4(symmetric=True), ["DequantizeLinear", "Gemm"]),
 ]
 
 NEAR_MISSES: list[tuple[ModuleType, Callable[[], ir.Model]]] = [
@@ -57,6 +63,7 @@ NEAR_MISSES: list[tuple[ModuleType, Callable[[], ir.Model]]] = [
     (flattened_linear, lambda: forms.flattened_linear_gelu(restores=False)),
     (cast_scaled_weight, lambda: forms.cast_scaled_weight(scalar=True)),
     (transposed_weight, lambda: forms.transposed_weight(stored=False)),
+    (zero_point_correction, lambda: forms.asymmetric_int4(signed=True, wide=True)),
 ]
 
 

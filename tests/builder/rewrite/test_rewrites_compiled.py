@@ -14,7 +14,7 @@ from builder.rewrite import decomposed as forms
 from trtbuild.engine.layer_report import Kernel
 from trtbuild.quantize.float_types import cast_floats
 from trtbuild.rewrite.rules import rewrite
-from trtdecode.errors import BuildError
+from trtdecode.errors import BuildError, UnsupportedError
 
 
 def rewritten(model: ir.Model) -> ir.Model:
@@ -39,6 +39,15 @@ def test_cast_scaled_weights_build_at_all_and_run_in_int8(tmp_path: Path) -> Non
     (kernel,) = compile_fp16(rewritten(forms.cast_scaled_weight()), tmp_path)
     assert kernel.is_matmul
     assert "Int8" in kernel.dtypes
+
+
+def test_asymmetric_int4_parses_at_all_and_runs_in_int4(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="TensorRT's parser refuses"):
+        compile_fp16(forms.asymmetric_int4(), tmp_path)
+    with pytest.raises(UnsupportedError, match="Non-zero zero point is not supported"):
+        compile_fp16(forms.asymmetric_int4(signed=True), tmp_path)
+    kernels = compile_fp16(rewritten(forms.asymmetric_int4()), tmp_path)
+    assert [kernel.dtypes for kernel in kernels if "Int4" in kernel.dtypes and kernel.is_matmul]
 
 
 @pytest.mark.parametrize("make", [forms.layer_norm, forms.rms_norm])
