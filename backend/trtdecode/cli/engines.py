@@ -12,6 +12,8 @@ from trtdecode.errors import ConfigError
 if TYPE_CHECKING:
     from trtbuild.engine.build_options import BuildReport
 
+    from trtdecode.plan.devices import Device
+
 
 def register(app: typer.Typer) -> None:
     app.command("build", rich_help_panel="Models")(build)
@@ -36,8 +38,8 @@ def build(
     """Build the engines of a model version that are missing or no longer fit.
 
     The decoder is cut at its attention operators; each piece becomes one engine. What the compiler fused is read from
-    its own log and checked, and the quantised model is compared with the f32 one. Needs the f32 graph:
-    `trtdecode import --precision f32`.
+    its own log and checked, and the quantised model is compared with the f32 one. Built from the f32 graph where the
+    version has one (`trtdecode import --precision f32`), else from its INT8 weights.
     """
     from rich.console import Console
     from trtbuild.build_engines import BuildOptions, Recipe, build_engines
@@ -107,24 +109,40 @@ def _print_report(result: BuildReport) -> None:
 def layers(
     report: Annotated[Path, typer.Argument(help="A layer report that `trtdecode build` named, or a version folder.")],
     diff: Annotated[Path | None, typer.Option(help="Another report: print only what differs.")] = None,
+    device: Annotated[
+        str, typer.Option(help="Roofline for this GPU of the planner's table; auto: one of the SM.")
+    ] = "",
 ) -> None:
     """Show which kernels the compiler made: operators fused in each, and their types.
 
     With `--diff` two builds compare (TensorRT versions, SMs, precisions): `-` is only in the first, `+` only in the
-    second; exit status 1 says that they differ.
+    second; exit status 1 says that they differ. With `--device` bytes, operations and lower bounds are added.
     """
+    from trtbuild.engine.cost_table import cost_diff_lines, cost_lines, fusion_lines
     from trtbuild.engine.layer_report import read_report
     from trtbuild.engine.layer_table import diff_lines, table_lines
 
     paths = sorted((report / "reports").glob("layers-*.json")) if report.is_dir() else [report]
     if diff is not None:
-        lines = list(diff_lines(read_report(_only(paths, report)), read_report(diff)))
+        old, new = read_report(_only(paths, report)), read_report(diff)
+        lines = list(diff_lines(old, new))
+        if lines and device:
+            lines += cost_diff_lines(old, new, _device(device, old.sm))
         typer.echo("\n".join(lines) if lines else "the same kernels")
         raise typer.Exit(bool(lines))
     if not paths:
         raise ConfigError(f"{report}: has no layer report; `trtdecode build` writes one")
     for path in paths:
-        typer.echo("\n".join(table_lines(read_report(path))))
+        found = read_report(path)
+        typer.echo("\n".join([*table_lines(found), *fusion_lines(found)]))
+        if device:
+            typer.echo("\n".join(cost_lines(found, _device(device, found.sm))))
+
+
+def _device(name: str, sm: int) -> Device:
+    from trtbuild.engine.roofline import device_for
+
+    return device_for(sm, "" if name == "auto" else name)
 
 
 def _only(paths: list[Path], report: Path) -> Path:

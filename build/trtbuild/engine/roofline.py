@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trtdecode.errors import ConfigError
@@ -50,11 +49,6 @@ def kernel_cost(kernel: Kernel, num_tokens: int, device: Device) -> KernelCost:
     bytes_seconds = num_bytes / device.bandwidth
     flops_seconds = flops / device.matmul_flops(_matmul_type(kernel)) if flops else 0.0
     return KernelCost(num_bytes, flops, max(bytes_seconds, flops_seconds), bytes_seconds >= flops_seconds)
-
-
-def total_seconds(kernels: Iterable[Kernel], num_tokens: int, device: Device) -> float:
-    """The sum of the bounds: kernels of one engine run one after another."""
-    return sum(kernel_cost(kernel, num_tokens, device).seconds for kernel in kernels)
 
 
 def tensor_bytes(tensor: KernelTensor, num_tokens: int) -> float:

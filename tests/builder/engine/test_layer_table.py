@@ -1,4 +1,4 @@
-"""Layer reports: written and read back, as a table with the roofline's bounds, and compared."""
+"""A layer report as text, and the difference of two."""
 
 from __future__ import annotations
 
@@ -6,145 +6,82 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from trtbuild.engine.layer_report import (
-    Check,
-    Kernel,
-    KernelTensor,
-    LayerReport,
-    SegmentLayers,
-    read_report,
-    write_report,
-)
-from trtbuild.engine.layer_table import DiffRow, diff_rows, fusion_counts, summary, table_rows
-from trtbuild.engine.roofline import device_for, kernel_cost, matmul_flops
-from trtdecode.errors import BuildError, ConfigError
-
-K, N = 576, 1536
+from trtbuild.engine.layer_report import Kernel, KernelTensor, LayerReport, SegmentLayers, write_report
+from trtbuild.engine.layer_table import diff_lines, table_lines
+from trtdecode.cli import main
 
 
-def tensor(name: str, dtype: str, *shape: int) -> KernelTensor:
-    return KernelTensor(name, dtype, shape)
+def kernel(node: str, *, kind: str = "gemm", dtype: str = "Half", profile: int = 0) -> Kernel:
+    tensor = KernelTensor("t", dtype, (-1, 8))
+    return Kernel(f"__mye{node}", kind, profile, (tensor,), (), (tensor,), (node,))
 
 
-def matmul(dtype: str = "Half", *, fused: tuple[str, ...] = ("up",), kind: str = "runtime_fusion") -> Kernel:
-    """x[T, K] times a stored [K, N] in `dtype`; weight-only types multiply FP16 inputs."""
-    return Kernel(
-        name="__myl_FcAdd",
-        kind=kind,
-        profile=0,
-        inputs=(tensor("x", "FP8" if dtype == "FP8" else "Half", -1, K),),
-        constants=(tensor("w", dtype, K, N),),
-        outputs=(tensor("y", "Half", -1, N),),
-        onnx_nodes=fused,
+def segment(number: int, *kernels: Kernel) -> SegmentLayers:
+    operators = {node: "Gemm" for one in kernels for node in one.onnx_nodes}
+    return SegmentLayers(f"segment_{number:03d}", kernels, operators)
+
+
+@pytest.fixture
+def report() -> LayerReport:
+    """Three layers; the last also writes the logits. One kernel runs on the host and is not shown."""
+    layers = [kernel(f"layers.{number}/mlp/Gemm") for number in range(3)]
+    host = kernel("layers.1/shape", kind="shape_call")
+    return LayerReport(
+        "fp16",
+        89,
+        "tensorrt-rtx",
+        "1.7",
+        (("decode", 8),),
+        (segment(0, layers[0]), segment(1, layers[1], host), segment(2, layers[2], kernel("head/Gemm", dtype="Float"))),
     )
 
 
-NORM = Kernel("__myl_CastMul", "kgen", 0, (tensor("y", "Half", -1, N),), (), (tensor("z", "Half", -1, N),), ("norm",))
-WAIT = Kernel("__mye1", "wait", 0, (), (), (), ())
-PREFILL = dataclasses.replace(NORM, profile=1)
-
-
-def report(*kernels: Kernel, names: tuple[str, ...] = ("segment_000",), precision: str = "fp16") -> LayerReport:
-    check = Check("residual_norm", names[0], 0, ("add", "norm"), True, True, ("__myl_CastMul",))
-    lost = Check("gate_up_silu_in_matmul", names[0], 0, ("up", "act"), False, False, ("a", "b"))
-    operators = {"up": "Gemm", "norm": "RMSNormalization", "act": "Swish"}
-    segments = tuple(SegmentLayers(name, kernels, operators, (check, lost)) for name in names)
-    return LayerReport(precision, 89, "tensorrt-rtx", "1.7.1.116", (("decode", 8), ("prefill", 512)), segments)
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    original = report(matmul(), NORM, WAIT, PREFILL, names=("segment_000", "segment_001"))
-    path = tmp_path / "reports" / "layers.json"
-    write_report(path, original)
-    assert read_report(path) == original
-    assert len(path.read_text().splitlines()) < 40  # a kernel a line
-
-
-def test_what_is_not_a_report(tmp_path: Path) -> None:
-    path = tmp_path / "layers.json"
-    with pytest.raises(BuildError, match="not found; `trtdecode build` writes it"):
-        read_report(path)
-    path.write_text('{"format_version": 1}')
-    with pytest.raises(BuildError, match="not a layer report"):
-        read_report(path)
-    path.write_text('{"format_version": 9}')
-    with pytest.raises(BuildError, match="format_version 9, this trtdecode reads 1"):
-        read_report(path)
-
-
-@pytest.mark.parametrize(("dtype", "weight_bytes"), [("Half", 2), ("Int8", 1), ("FP8", 1), ("Int4", 0.5)])
-def test_bytes_and_operations_of_a_matmul(dtype: str, weight_bytes: float) -> None:
-    kernel = matmul(dtype)
-    cost = kernel_cost(kernel, 8, device_for(89, "L4"))
-    input_bytes = 1 if dtype == "FP8" else 2
-    assert cost.num_bytes == 8 * K * input_bytes + K * N * weight_bytes + 8 * N * 2
-    assert cost.flops == 2 * 8 * K * N
-    assert cost.seconds == cost.num_bytes / 300e9  # few tokens: bound by memory
-    assert cost.is_memory_bound
-
-
-def test_many_tokens_are_bound_by_arithmetic() -> None:
-    device = device_for(89, "RTX-4090")  # 164 operations a byte; on an L4 (403) this would still be memory-bound
-    cost = kernel_cost(matmul(), 4096, device)
-    assert not cost.is_memory_bound
-    assert cost.seconds == pytest.approx(2 * 4096 * K * N / 165e12)
-    fp8 = kernel_cost(matmul("FP8"), 4096, device)
-    assert fp8.seconds == pytest.approx(cost.seconds / 2)  # FP8 units
-    weight_only = kernel_cost(matmul("Int8"), 4096, device)
-    assert weight_only.seconds == cost.seconds  # INT8 weights are multiplied in FP16
-
-
-def test_a_tied_head_and_a_batched_matmul() -> None:
-    head = Kernel(
-        "__myl_FcCast",
-        "runtime_fusion",
-        0,
-        (tensor("h", "Half", -1, K), tensor("table", "Half", 49152, K)),
-        (),
-        (tensor("logits", "Float", -1, 49152),),
-        ("head",),
-    )
-    assert matmul_flops(head, 4) == 2 * 4 * K * 49152
-    assert matmul_flops(NORM, 4) == 0
-
-
-def test_devices() -> None:
-    assert device_for(89).sm == 89
-    assert device_for(89, "H200").name == "H200"
-    with pytest.raises(ConfigError, match="--device 'V100': not in the table"):
-        device_for(89, "V100")
-    with pytest.raises(ConfigError, match="no device of SM 61 in the table"):
-        device_for(61)
-
-
-def test_the_table_groups_equal_segments() -> None:
-    rows = table_rows(report(matmul(), NORM, WAIT, PREFILL, names=("segment_000", "segment_001")), device_name="L4")
-    assert [(row.segments, row.operators, row.dtypes) for row in rows] == [
-        ("segment_000 x 2", "Gemm", "Half -> Half"),
-        ("segment_000 x 2", "RMSNormalization", "Half -> Half"),
+def test_equal_segments_are_shown_once(report: LayerReport) -> None:
+    lines = [" ".join(line.split()) for line in table_lines(report)]
+    assert lines == [
+        "fp16 for SM 89, tensorrt-rtx 1.7, 3 engines",
+        "",
+        "profile decode (optimised for 8 tokens)",
+        "segment_000 to segment_001 (2 alike): 1 kernels",
+        "gemm Gemm Half -> Half mlp/Gemm",
+        "segment_002: 2 kernels",
+        "gemm Gemm Half -> Half mlp/Gemm",
+        "gemm Gemm Float -> Float head/Gemm",
     ]
-    assert rows[0].megaflops == pytest.approx(2 * 8 * K * N / 1e6)
-    assert table_rows(report(NORM, PREFILL), profile=1, device_name="L4")[0].kilobytes == 512 * N * 4 / 1e3
 
 
-def test_the_summary_and_the_counts() -> None:
-    text = summary(report(matmul(), NORM, WAIT), device_name="L4")
-    assert text.startswith(
-        "fp16 for SM 89 by tensorrt-rtx 1.7.1.116, profile decode at 8 tokens: 2 kernels in 1 engines"
+def test_diff_counts_equal_kernels(report: LayerReport) -> None:
+    changed = dataclasses.replace(
+        report,
+        precision="fp8",
+        segments=(segment(0, kernel("layers.0/mlp/Gemm", dtype="FP8")), *report.segments[1:]),
     )
-    assert "1 of 2 expectations hold" in text
-    assert fusion_counts(report(NORM)) == [("gate_up_silu_in_matmul", 0, 1, False), ("residual_norm", 1, 1, True)]
-
-
-def test_a_difference_names_what_each_side_has() -> None:
-    before = report(matmul(), NORM, names=("segment_000", "segment_001"))
-    after = report(
-        matmul("Int8", fused=("up", "act")), NORM, names=("segment_000", "segment_001"), precision="int8_weight"
-    )
-    assert diff_rows(before, before) == []
-    assert diff_rows(before, after) == [  # once, although both segments differ in this way
-        DiffRow("segment_000", "-", "__myl_FcAdd", "Gemm", "Half -> Half"),
-        DiffRow("segment_000", "+", "__myl_FcAdd", "Gemm + Swish", "Half, Int8 -> Half"),
+    assert list(diff_lines(report, report)) == []
+    assert [" ".join(line.split()) for line in diff_lines(report, changed)] == [
+        "profile decode: 4 -> 4 kernels",
+        "- 1 x gemm Gemm Half -> Half mlp/Gemm",
+        "+ 1 x gemm Gemm FP8 -> FP8 mlp/Gemm",
     ]
-    longer = report(NORM, names=("segment_000", "segment_001"))
-    assert [(row.segment, row.change) for row in diff_rows(report(NORM), longer)] == [("segment_001", "+")]
+
+
+def test_names_that_the_compiler_makes_up_do_not_differ(report: LayerReport) -> None:
+    renamed = [dataclasses.replace(one, name="other", tactic="x") for one in report.segments[0].kernels]
+    other = dataclasses.replace(report, segments=(segment(0, *renamed), *report.segments[1:]))
+    assert list(diff_lines(report, other)) == []
+
+
+def test_command(report: LayerReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "reports" / "layers-sm89-fp16.json"
+    write_report(path, report)
+    assert main(["layers", str(tmp_path)]) == 0
+    assert "segment_000 to segment_001 (2 alike): 1 kernels" in capsys.readouterr().out
+    assert main(["layers", str(tmp_path), "--diff", str(path)]) == 0
+    assert capsys.readouterr().out == "the same kernels\n"
+    write_report(tmp_path / "other.json", dataclasses.replace(report, segments=report.segments[:1]))
+    assert main(["layers", str(path), "--diff", str(tmp_path / "other.json")]) == 1
+    assert "profile decode: 4 -> 1 kernels" in capsys.readouterr().out
+
+
+def test_command_without_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["layers", str(tmp_path)]) == 1
+    assert "has no layer report; `trtdecode build` writes one" in capsys.readouterr().err
