@@ -172,6 +172,23 @@ def test_processes_are_read_from_proc() -> None:
     assert group_members(child.pid) == []
 
 
+def test_regions_of_another_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/shm is sticky: on a shared machine a user sees regions that only their owner may unlink."""
+    region = SHM / f"othertest{os.getpid()}_{2**22 + 1}_x"
+    region.touch()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(region), "unlink", _refuse)
+            assert remove_orphaned_regions(f"othertest{os.getpid()}_") == []
+        assert region.exists()
+    finally:
+        region.unlink()
+
+
+def _refuse(path: object) -> None:
+    raise PermissionError(1, "Operation not permitted", str(path))
+
+
 def test_regions_are_orphans_only_when_launcher_and_users_are_gone() -> None:
     prefix = f"orphantest{os.getpid()}_"
     dead = 2**22 + 1  # beyond the kernel's largest pid

@@ -82,8 +82,8 @@ def remove_shm_regions(prefix: str) -> list[str]:
     for region in shm_regions(prefix):
         try:
             region.unlink()
-        except FileNotFoundError:
-            continue
+        except (FileNotFoundError, PermissionError):
+            continue  # gone by now, or another user's: not ours to tidy up
         removed.append(region.name)
     return removed
 
