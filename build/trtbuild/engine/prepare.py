@@ -38,6 +38,7 @@ def prepare_graph(
     directory: Path,
     *,
     fp32_outputs: Sequence[str] = (GRAPH_OUTPUT,),
+    fp32_inputs: Sequence[str] = (),
 ) -> PreparedGraph:
     """Rewrites, quantises, types and saves a graph (`model` is changed).
 
@@ -54,7 +55,7 @@ def prepare_graph(
     patterns = find_patterns(graph, planned | kept)
     schemes = quantize_graph(model, recipe, statistics) | kept
     node_types = recipe.node_types(graph)
-    cast_floats(model, recipe.float_type, node_types=node_types, fp32_outputs=fp32_outputs)
+    cast_floats(model, recipe.float_type, node_types=node_types, fp32_outputs=fp32_outputs, fp32_inputs=fp32_inputs)
     drop_unused_weights(graph)
     typed = {layer: scheme for layer, scheme in schemes.items() if layer not in node_types}
     patterns += find_quantized_patterns(graph, typed, TENSORRT_FLOATS[recipe.float_type])

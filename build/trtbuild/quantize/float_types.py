@@ -22,11 +22,18 @@ FLOAT_TYPES: dict[str, ir.DataType] = {
     "bf16": ir.DataType.BFLOAT16,
 }
 
+_INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
+
 _QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 
 def cast_floats(
-    model: ir.Model, target: str, *, node_types: Mapping[str, str] | None = None, fp32_outputs: Collection[str] = ()
+    model: ir.Model,
+    target: str,
+    *,
+    node_types: Mapping[str, str] | None = None,
+    fp32_outputs: Collection[str] = (),
+    fp32_inputs: Collection[str] = (),
 ) -> None:
     """Changes `model` in place.
 
@@ -34,22 +41,32 @@ def cast_floats(
         target: "f32", "f16" or "bf16".
         node_types: what single nodes compute in instead, by name.
         fp32_outputs: names of graph outputs that stay FP32 (logits).
+        fp32_inputs: names of graph inputs that stay FP32.
 
     Raises:
         BuildError: a weight is beyond the target's range.
     """
     types = dict.fromkeys(position_only_nodes(model.graph), FLOAT_TYPES["f32"])
     types |= {name: FLOAT_TYPES[type_name] for name, type_name in (node_types or {}).items()}
-    _FloatCaster(model.graph, FLOAT_TYPES[target], types, set(fp32_outputs)).cast()
+    _FloatCaster(model.graph, FLOAT_TYPES[target], types, set(fp32_outputs), set(fp32_inputs)).cast()
+
+
+#: What arithmetic on positions is made of. A lookup of floats by an integer (an embedding) is not among them.
+_ARITHMETIC = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal", "Cos", "Sin", "Floor", "Mod", "Min", "Max"),
+        *("Cast", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Concat", "Slice", "Transpose", "Identity"),
+    }
+)
 
 
 def position_only_nodes(graph: ir.Graph) -> set[str]:
-    """Names of the nodes whose every varying input comes from an integer graph input."""
-    from_integers: set[ir.Value] = {value for value in graph.inputs if value.dtype == ir.DataType.INT64}
+    """Names of the arithmetic nodes whose every varying input comes from an integer graph input."""
+    from_integers: set[ir.Value] = {value for value in graph.inputs if value.dtype in _INTEGERS}
     found: set[str] = set()
     for node in graph:
         varying = [value for value in node.inputs if value is not None and not value.is_initializer()]
-        if varying and all(value in from_integers for value in varying):
+        if node.op_type in _ARITHMETIC and varying and all(value in from_integers for value in varying):
             from_integers.update(node.outputs)
             found.add(node.name or "")
     return found
@@ -57,17 +74,23 @@ def position_only_nodes(graph: ir.Graph) -> set[str]:
 
 class _FloatCaster:
     def __init__(
-        self, graph: ir.Graph, target: ir.DataType, node_types: Mapping[str, ir.DataType], fp32_outputs: set[str]
+        self,
+        graph: ir.Graph,
+        target: ir.DataType,
+        node_types: Mapping[str, ir.DataType],
+        fp32_outputs: set[str],
+        fp32_inputs: set[str],
     ) -> None:
         self._graph = graph
         self._target = target
         self._node_types = node_types
         self._fp32_outputs = fp32_outputs
+        self._fp32_inputs = fp32_inputs
         self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
 
     def cast(self) -> None:
         for value in self._graph.inputs:
-            if value.dtype == ir.DataType.FLOAT:
+            if value.dtype == ir.DataType.FLOAT and value.name not in self._fp32_inputs:
                 value.dtype = self._target
         for node in list(self._graph):
             self._cast_node(node)

@@ -65,7 +65,7 @@ class SegmentRunner:
         self.run_until(segment)
         step = self._steps.pop(0)
         assert isinstance(step, EngineStep)
-        session = _session(onnx_path)
+        session = open_session(onnx_path)
         for values in self._values:
             feeds = {name: self._tables[name] if name in self._tables else values[name] for name in step.inputs}
             values.update(zip(step.outputs, session.run(list(step.outputs), feeds), strict=True))
@@ -125,7 +125,8 @@ def _inputs_of(batch: Batch) -> dict[str, Array]:
     return {"input_ids": batch.input_ids, "positions": batch.positions}
 
 
-def _session(onnx_path: Path) -> Any:
+def open_session(onnx_path: Path) -> Any:
+    """ONNX Runtime on the CPU, running the graph as it is written."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
