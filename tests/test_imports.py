@@ -43,6 +43,7 @@ SHARED_WITH_BUILD = (
     "trtdecode.config",
     "trtdecode.executor",
     "trtdecode.text",
+    "trtdecode.plan.devices",  # the device table, for the roofline of a layer report
 )
 
 

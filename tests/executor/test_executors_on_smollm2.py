@@ -124,9 +124,9 @@ def test_int8_weights_stay_close_to_the_model(
     smollm2_version: Path, openvino: Driver, prompts: list[list[int]], compute_precision: str, limit: float
 ) -> None:
     """Mean KL divergence from the f32 model over the model's own answers, with a u8 KV cache."""
-    import openvino
+    import openvino as ov
 
-    has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    has_bf16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if compute_precision in BF16_PRECISIONS and not has_bf16:
         pytest.skip("this CPU has no bfloat16")
     driver = Driver(

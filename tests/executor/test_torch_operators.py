@@ -55,6 +55,10 @@ CASES: list[tuple[str, list[np.ndarray | None], dict[str, Any]]] = [
     ("Slice", [floats(5, 6), ints(1), ints(-1), ints(1), ints(2)], {}),
     ("Slice", [floats(5, 6), ints(1, 0), ints(4, 2)], {}),
     ("Shape", [floats(2, 3, 4)], {"start": 1}),
+    ("ReduceSum", [floats(3, 4), ints(-1)], {"keepdims": 1}),
+    ("ReduceSum", [floats(3, 4), ints(0)], {"keepdims": 0}),
+    ("TopK", [floats(3, 6), ints(2)], {"axis": -1}),
+    ("ScatterElements", [floats(3, 4), np.array([[0, 2], [1, 3], [3, 0]]), floats(3, 2)], {"axis": -1}),
     ("ReduceMean", [floats(3, 4), ints(-1)], {"keepdims": 1}),
     ("ReduceMean", [floats(3, 4), ints(0)], {"keepdims": 0}),
     ("Softmax", [floats(3, 4)], {"axis": -1}),
@@ -108,7 +112,7 @@ def test_every_operator_has_a_case() -> None:
 
 def onnx_reference(op_type: str, arrays: list[np.ndarray | None], attributes: dict[str, Any]) -> list[np.ndarray]:
     names = ["" if array is None else f"x{index}" for index, array in enumerate(arrays)]
-    num_outputs = {"Split": attributes.get("num_outputs", 2)}.get(op_type, 1)
+    num_outputs = {"Split": attributes.get("num_outputs", 2), "TopK": 2}.get(op_type, 1)
     outputs = [f"y{index}" for index in range(num_outputs)]
     node = helper.make_node(op_type, names, outputs, **attributes)
     given = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}

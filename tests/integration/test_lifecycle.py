@@ -173,7 +173,7 @@ def test_serve_recovers_from_a_killed_stub(make_serve: Callable[[float], Serve])
     begin = time.monotonic()
     try:
         events = list(stream)  # ends with an error of Triton's, or by the connection
-        assert "finish_reason" not in events[-1]
+        assert not events or "finish_reason" not in events[-1]
     except OSError:
         pass
     assert time.monotonic() - begin < 20, "the client is not left hanging"

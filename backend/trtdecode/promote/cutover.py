@@ -12,6 +12,7 @@ from trtdecode.promote.publish import PromotionError
 from trtdecode.server.client import ServerClient
 from trtdecode.server.control import list_control_sockets
 from trtdecode.server.drain import drain
+from trtdecode.server.processes import listener_of
 
 Say = Callable[[str], None]
 
@@ -48,7 +49,7 @@ def cut_over(
     start = time.monotonic()
     if mode == "replace" and old is not None:
         say(f"draining version {old}")
-        drain(model, timeout_s=timeout_s)
+        _drain_old(client, model, old, timeout_s)
         client.unload(model)
         _wait(lambda: not _is_ready(client, model, old), timeout_s, f"version {old} does not unload")
     say(f"loading version {number}")
@@ -61,6 +62,17 @@ def cut_over(
     if old is not None and old != number:
         _watch_old(client, model, old, timeout_s, result, start, say)
     return result
+
+
+def _drain_old(client: ServerClient, model: str, old: int, timeout_s: float) -> None:
+    """Drains this server's instances alone: another server on the machine may have a model of the same name."""
+    server_pid = listener_of(client.http_port)
+    if server_pid is None:
+        raise PromotionError(
+            f"mode replace drains through a socket on the server's own machine, and nothing that this user may see "
+            f"listens on port {client.http_port} here; promote there, or use mode overlap"
+        )
+    drain(model, version=str(old), server_pid=server_pid, timeout_s=timeout_s)
 
 
 def _watch_old(

@@ -31,12 +31,12 @@ class ServerClient:
 
     def __init__(self, host: str, http_port: int, metrics_port: int) -> None:
         self._host = host
-        self._http_port = http_port
+        self.http_port = http_port
         self._metrics_port = metrics_port
 
     def call(self, method: str, path: str, body: Any = None, timeout_s: float = 60.0) -> HttpAnswer:
         """One request with a JSON body. Raises OSError or http.client.HTTPException when there is no answer."""
-        return self._call(self._http_port, method, path, body, timeout_s)
+        return self._call(self.http_port, method, path, body, timeout_s)
 
     def _call(self, port: int, method: str, path: str, body: Any, timeout_s: float) -> HttpAnswer:
         connection = http.client.HTTPConnection(self._host, port, timeout=timeout_s)
@@ -88,7 +88,7 @@ class ServerClient:
         Raises:
             ServerError: the status was not 200; the text is the server's.
         """
-        connection = http.client.HTTPConnection(self._host, self._http_port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(self._host, self.http_port, timeout=timeout_s)
         try:
             payload = json.dumps(body).encode()
             headers = {"Content-Type": "application/json"}

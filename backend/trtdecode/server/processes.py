@@ -110,3 +110,21 @@ def remove_orphaned_regions(prefix: str) -> list[str]:
 def _launcher_of(name: str, prefix: str) -> int:
     number = name.removeprefix(prefix).split("_", 1)[0]
     return int(number) if number.isdigit() else os.getpid()  # not of our making: leave it alone
+
+
+def listener_of(port: int) -> int | None:
+    """Process id of who listens on a local TCP port, as far as this user may see it."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text("ascii").splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:  # 0A is LISTEN
+                inodes.add(f"socket:[{fields[9]}]")
+    holders = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(os.readlink(descriptor) in inodes for descriptor in (process / "fd").iterdir()):
+                holders.add(int(process.name))
+        except OSError:  # ended, or another user's
+            continue
+    return min(holders, default=None)  # children may have inherited the socket; the parent came first
