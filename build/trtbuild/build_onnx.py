@@ -51,9 +51,10 @@ def build_onnx(
     options = options or OnnxOptions()
     model = open_onnx(onnx_path)
     ranges = input_ranges(model.graph, options.dimensions)
+    recipe = recipe or Recipe(precision)
+    recipe.mixed.require_matches(model.graph)
     tensorrt = load_tensorrt(flavour)
     with build_lock(output_dir, on_wait=lambda: report(f"{output_dir}: waiting for another build")):
-        recipe = recipe or Recipe(precision)
         job = OnnxJob(onnx_path, model, output_dir, sm, tensorrt, recipe, ranges, options, report)
         result = job.run()
     result.seconds = time.monotonic() - started

@@ -11,6 +11,7 @@ from trtdecode.errors import ConfigError
 
 if TYPE_CHECKING:
     from trtbuild.engine.build_options import BuildReport
+    from trtbuild.quantize.recipe import Recipe
 
     from trtdecode.plan.devices import Device
 
@@ -21,9 +22,17 @@ def register(app: typer.Typer) -> None:
 
 
 def build(
-    version_dir: Annotated[Path, typer.Argument(metavar="VERSION", help="model_repository/NAME/VERSION, with f32.")],
     precision: Annotated[str, typer.Option(help="fp16, bf16, fp8, int8, int8_weight or int4.")],
     sm: Annotated[int, typer.Option(help="Compute capability without the dot: 89 for 8.9.")],
+    version_dir: Annotated[
+        Path | None, typer.Argument(metavar="VERSION", help="model_repository/NAME/VERSION.")
+    ] = None,
+    onnx: Annotated[Path | None, typer.Option(help="Build this stateless ONNX model instead of a version.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="With --onnx: folder for the engine; default NAME-engine.")
+    ] = None,
+    dim: Annotated[list[str] | None, typer.Option(help="With --onnx: NAME=MIN:OPT:MAX of a dynamic dimension.")] = None,
+    samples: Annotated[list[Path] | None, typer.Option(help="With --onnx: .npz of inputs, to calibrate with.")] = None,
     flavour: Annotated[str, typer.Option(help="tensorrt, tensorrt-rtx, or auto: what is installed.")] = "auto",
     mixed: Annotated[Path | None, typer.Option(help="File of `pattern: precision` exceptions.")] = None,
     int4_method: Annotated[str, typer.Option(help="rtn, awq or gptq.")] = "awq",
@@ -32,6 +41,9 @@ def build(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Of the serving configuration.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Of the serving configuration.")] = 512,
     calibration: Annotated[Path | None, typer.Option(help="Text file, one sample a line; default shipped.")] = None,
+    activation_range: Annotated[str, typer.Option(help="absmax or percentile: what input scales cover.")] = "absmax",
+    percentile: Annotated[float, typer.Option(help="Of |input|, with --activation-range percentile.")] = 99.99,
+    limits: Annotated[Path | None, typer.Option(help="TOML of largest divergences; default shipped.")] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Skip perplexity and divergence limits.")] = False,
     allow_unfused: Annotated[bool, typer.Option("--allow-unfused", help="Report a missing fusion, go on.")] = False,
 ) -> None:
@@ -40,10 +52,13 @@ def build(
     The decoder is cut at its attention operators; each piece becomes one engine. What the compiler fused is read from
     its own log and checked, and the quantised model is compared with the f32 one. Built from the f32 graph where the
     version has one (`trtdecode import --precision f32`), else from its INT8 weights.
+
+    With `--onnx` any stateless model becomes one engine by the same rules, precisions, checks and report.
     """
     from rich.console import Console
     from trtbuild.build_engines import BuildOptions, Recipe, build_engines
     from trtbuild.quantize.mixed import MixedPrecision, read_mixed
+    from trtbuild.quantize.quality import read_limits
 
     console = Console(stderr=True, highlight=False)
     recipe = Recipe(
@@ -52,12 +67,20 @@ def build(
         int4_method=int4_method,
         act_order=act_order,
         smoothing=smoothing,
+        activation_range=activation_range,
+        percentile=percentile,
     )
+    if onnx is not None:
+        _build_onnx(onnx, output, sm, flavour, recipe, dim or [], samples or [], allow_unfused)
+        return
+    if version_dir is None:
+        raise ConfigError("VERSION: missing; give a version folder, or a model with --onnx FILE")
     options = BuildOptions(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         verify=not no_verify,
         allow_unfused=allow_unfused,
+        limits=read_limits(limits) if limits else None,
         calibration_texts=_lines(calibration) if calibration else (),
     )
     with console.status("starting") as status:
@@ -72,6 +95,46 @@ def build(
             report=status.update,
         )
     _print_report(result)
+
+
+def _build_onnx(
+    onnx: Path,
+    output: Path | None,
+    sm: int,
+    flavour: str,
+    recipe: Recipe,
+    dims: list[str],
+    samples: list[Path],
+    allow_unfused: bool,
+) -> None:
+    from trtbuild.build_onnx import OnnxOptions, build_onnx
+    from trtbuild.quantize.calibrate_onnx import read_samples
+
+    options = OnnxOptions(
+        dimensions=dict(map(_dimension, dims)), allow_unfused=allow_unfused, samples=read_samples(samples)
+    )
+    folder = output or onnx.with_name(f"{onnx.stem}-engine")
+    result = build_onnx(onnx, folder, recipe.precision, sm, flavour=flavour, recipe=recipe, options=options)
+    what = f"built ({result.reason})" if result.reason else "reused"
+    typer.echo(f"{result.engine_path}: {what}, {result.num_bytes / 1e6:.1f} MB in {result.seconds:.1f} s")
+    for rule, count in result.rewrites.items():
+        typer.echo(f"  rewritten {count} times: {rule}")
+    for check in result.checks:
+        if not check.holds:
+            typer.echo(f"  not fused: {check.pattern} ({', '.join(check.nodes)}) in {', '.join(check.kernels)}")
+    for name, error in result.errors.items():
+        typer.echo(f"  {name}: {error:.2%} from float32 over the samples")
+    typer.echo(f"layers: {result.layers_path}")
+
+
+def _dimension(text: str) -> tuple[str, tuple[int, int, int]]:
+    """`NAME=MIN:OPT:MAX`."""
+    name, _, sizes = text.partition("=")
+    try:
+        low, best, high = (int(size) for size in sizes.split(":"))
+    except ValueError:
+        raise ConfigError(f"--dim {text!r}: must be NAME=MIN:OPT:MAX, such as batch=1:8:32") from None
+    return name, (low, best, high)
 
 
 def _lines(path: Path) -> tuple[str, ...]:

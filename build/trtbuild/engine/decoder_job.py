@@ -96,6 +96,7 @@ class DecoderJob:
             self._directory, recipe.precision, target.sm, target.tensorrt.flavour, target.tensorrt.version
         )
         model = load_graph(self._graph_path)
+        recipe.mixed.require_matches(model.graph)
         expand_int8(model)
         statistics = self._statistics(input_widths(model.graph))
         pieces, tables = settle_tables(cut(model), recipe)

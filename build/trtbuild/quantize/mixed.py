@@ -59,11 +59,16 @@ class MixedPrecision:
         """What the last `embedding` entry asks for the table."""
         return dict(self.entries).get(EMBEDDING)
 
-    def unmatched(self, nodes: Iterable[ir.Node]) -> tuple[str, ...]:
-        """Patterns over names that match no node at all: most likely a slip."""
+    def require_matches(self, nodes: Iterable[ir.Node]) -> None:
+        """Raises ConfigError naming the patterns over names that match no node at all: most likely a slip."""
         names = [node.name or "" for node in nodes]
         patterns = (pattern for pattern, _ in self.entries if pattern not in GROUPS and pattern != EMBEDDING)
-        return tuple(pattern for pattern in patterns if not fnmatch.filter(names, pattern))
+        unmatched = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+        if unmatched:
+            raise ConfigError(
+                f"mixed precision: no node is called {', '.join(map(repr, unmatched))}; "
+                "`trtdecode layers` prints the names"
+            )
 
 
 def read_mixed(path: Path) -> MixedPrecision:

@@ -41,9 +41,11 @@ def test_later_entries_win() -> None:
     assert mixed.embedding is None
 
 
-def test_patterns_that_match_nothing_are_found() -> None:
-    mixed = parse_mixed("{encoder: fp16, layer.0/*: fp32, embedding: int8}", "m")
-    assert mixed.unmatched([node("Gemm", "layers.0/mlp/Gemm")]) == ("layer.0/*",)
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
+    nodes = [node("Gemm", "layers.0/mlp/Gemm")]
+    parse_mixed("{encoder: fp16, layers.*/mlp/*: fp32, embedding: int8}", "m").require_matches(nodes)
+    with pytest.raises(ConfigError, match=r"no node is called 'layer\.0/\*'"):
+        parse_mixed("{encoder: fp16, layer.0/*: fp32}", "m").require_matches(nodes)
 
 
 @pytest.mark.parametrize(
