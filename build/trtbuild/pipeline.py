@@ -20,18 +20,13 @@ from typing import Any
 from trtdecode.errors import CheckpointError, UnsupportedError
 from trtdecode.manifest import FileEntry, Manifest, ModelSpec, entry_of, write_manifest
 
-from trtbuild.checkpoint import Checkpoint, open_checkpoint
+from trtbuild.checkpoint import Checkpoint, Weights, open_checkpoint
 from trtbuild.checkpoint.huggingface import tokenizer_files
 from trtbuild.checkpoint.overrides import TrackedConfig, check_read, override
 from trtbuild.graph.author import PRECISIONS, author_graph, config_of
 from trtbuild.graph.check import check_graph
 from trtbuild.graph.encoder_config import EncoderConfig
 from trtbuild.graph.family import ModelConfig
-
-#: What is written unless told otherwise. Decoders: INT8 alone, which is what serving on a CPU uses; f32 would be four
-#: times the size. Encoders: f32, since they are bound by arithmetic and compared with their originals to 1e-5.
-DEFAULT_PRECISIONS = {"generate": ("int8",)}
-DEFAULT_ENCODER_PRECISIONS = ("f32",)
 
 #: Packages whose versions the manifest records.
 BUILDER_PACKAGES = ("trtdecode", "onnx", "onnx-ir", "numpy", "gguf")
@@ -84,7 +79,7 @@ def import_checkpoint(
         source: a .gguf file, or a folder of Hugging Face files.
         model_dir: the model's folder in a Triton model repository.
         version: a positive number; Triton serves the highest.
-        precisions: weight precisions to write, of PRECISIONS; None: the defaults of the model's task.
+        precisions: weight precisions to write, of PRECISIONS; None: see `default_precision`.
         name: the model's name in config.pbtxt; default the folder's.
         overrides: config keys to replace, dotted for nested ones; see `checkpoint.overrides`.
         tokenizer: a folder whose tokenizer files are used instead of the checkpoint's.
@@ -107,7 +102,7 @@ def import_checkpoint(
     checkpoint, decisions = _open(source, overrides or {}, tokenizer)
     config = config_of(checkpoint)
     if precisions is None:
-        precisions = DEFAULT_PRECISIONS.get(config.spec.task, DEFAULT_ENCODER_PRECISIONS)
+        precisions = (default_precision(config, checkpoint.weights),)
     report = ImportReport(checkpoint.source, version_dir, config.spec, tuple(precisions))
     report.decisions += decisions + _describe(checkpoint, config, report.precisions)
     staging = model_dir / f".import-{version}-{os.getpid()}"
@@ -205,6 +200,18 @@ def _check_precisions(precisions: Sequence[str]) -> None:
         raise UnsupportedError(f"precisions {unknown} are not known; choose one or more of {', '.join(PRECISIONS)}")
 
 
+def default_precision(config: ModelConfig, weights: Weights) -> str:
+    """What is written unless told otherwise; one precision, since f32 data is four to eight times the size.
+
+    Encoders: f32, bound by arithmetic and compared with their originals to 1e-5. Decoders: a checkpoint of 4-bit codes
+    keeps them, exactly (and a CPU decodes faster than with 8 bits); anything else becomes INT8.
+    """
+    if config.spec.task != "generate":
+        return "f32"
+    bits = weights.common_bits()
+    return "int4" if bits is not None and bits <= 4 else "int8"
+
+
 def write_model_config(model_dir: Path, name: str) -> None:
     """A minimal config.pbtxt, unless there is one: everything else is filled in by the backend."""
     path = model_dir / "config.pbtxt"
@@ -224,9 +231,15 @@ def _describe(checkpoint: Checkpoint, config: ModelConfig, precisions: tuple[str
         f"{shape}{spec.num_heads} query and {spec.num_kv_heads} KV heads of {spec.head_dim}, "
         f"vocabulary {spec.vocab_size}",
         f"context {spec.max_context_len} tokens" + (f", sliding window {windows}" if windows else ""),
-        f"weights {', '.join(precisions)}; head {'tied to the embedding' if config.tied_head else 'of its own'}",
+        f"weights {', '.join(precisions)}{_describe_codes(checkpoint.weights)}; "
+        f"head {'tied to the embedding' if config.tied_head else 'of its own'}",
         f"generation ends at token ids {list(spec.eos_token_ids)}",
     ]
+
+
+def _describe_codes(weights: Weights) -> str:
+    bits = weights.common_bits()
+    return "" if bits is None else f" (the checkpoint's own codes, mostly of {bits} bits, are kept as they are)"
 
 
 def _describe_task(config: EncoderConfig) -> str:

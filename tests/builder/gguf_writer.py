@@ -17,14 +17,17 @@ def write_gguf(
     *,
     architecture: str = "llama",
     quant: gguf.GGMLQuantizationType | None = None,
+    exceptions: dict[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
-    """Writes `tensors` (row-major shapes) as they are, or matrices quantised to `quant`."""
+    """Writes `tensors` (row-major shapes) as they are, or matrices quantised to `quant`, or as `exceptions` say by the
+    end of their names."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
         _add(writer, key, value)
     for name, array in tensors.items():
-        if quant is not None and array.ndim == 2:
-            writer.add_tensor(name, gguf.quantize(array, quant), raw_dtype=quant)
+        kind = next((kind for end, kind in (exceptions or {}).items() if name.endswith(end)), quant)
+        if kind is not None and array.ndim == 2:
+            writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, array)
     writer.write_header_to_file()

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import pytest
 import transformers
-from builder.tiny_models import LLAMA_SIZES, save_model
+from builder.gguf_writer import llama_metadata, llama_tensors, write_gguf
+from builder.tiny_models import LLAMA_SIZES, make_model, save_model
 from trtbuild import pipeline
 from trtbuild.checkpoint.overrides import parse_setting
 from trtbuild.pipeline import import_checkpoint
@@ -53,6 +55,16 @@ def test_minimal_model_config_is_written_once(source: Path, tmp_path: Path) -> N
 def test_default_is_int8_alone(source: Path, tmp_path: Path) -> None:
     report = import_checkpoint(source, tmp_path / "m")
     assert read_manifest(report.version_dir).graphs == {"int8": "decoder.int8.onnx"}
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("Q4_0", "int4"), ("Q4_1", "int4"), ("Q8_0", "int8"), ("F16", "int8")])
+def test_four_bit_checkpoints_stay_four_bit(tmp_path: Path, kind: str, precision: str) -> None:
+    model = make_model(transformers.LlamaConfig(**LLAMA_SIZES))
+    quant = gguf.GGMLQuantizationType[kind]
+    path = write_gguf(tmp_path / "m.gguf", llama_metadata(model.config), llama_tensors(model), quant=quant)
+    report = import_checkpoint(path, tmp_path / "m")
+    assert report.precisions == (precision,)
+    assert any("the checkpoint's own codes" in line for line in report.decisions) == (kind != "F16")
 
 
 def test_decisions_are_reported_and_kept(source: Path, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ NIBBLE_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 class AwqScheme:
     """See `Scheme`. Raises CheckpointError for other bits or versions than 4-bit "gemm"."""
 
+    bits: int | None = BITS
+
     def __init__(self, tensors: RawTensors, settings: Mapping[str, Any], source: Path) -> None:
         self._tensors = tensors
         self._source = source

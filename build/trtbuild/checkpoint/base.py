@@ -45,6 +45,10 @@ class Weights(Protocol):
         """The integer codes a matrix is stored in, or None where it is stored as floats or in another way."""
         ...
 
+    def common_bits(self) -> int | None:
+        """Bits of the codes that most weights are stored in, or None where they are floats."""
+        ...
+
 
 @dataclass(frozen=True)
 class Checkpoint:

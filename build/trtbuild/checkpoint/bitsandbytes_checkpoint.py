@@ -25,6 +25,8 @@ KINDS = ("nf4", "fp4")
 class BitsandbytesScheme:
     """See `Scheme`. Raises CheckpointError for 8-bit checkpoints, whose outliers need their own kernel."""
 
+    bits: int | None = None
+
     def __init__(self, tensors: RawTensors, settings: Mapping[str, Any], source: Path) -> None:
         self._tensors = tensors
         self._source = source

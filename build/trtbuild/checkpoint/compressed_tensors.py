@@ -31,6 +31,7 @@ class CompressedTensorsScheme:
         if kind not in FORMATS:
             raise unsupported(source, f"compressed-tensors format {kind!r}", ", ".join(FORMATS))
         self._bits = {_bits(group) for group in (settings.get("config_groups") or {}).values()}
+        self.bits: int | None = None if kind == "float-quantized" else max(self._bits, default=8)
         if kind == "pack-quantized" and not (len(self._bits) == 1 and self._bits <= {4, 8}):
             raise unsupported(source, f"pack-quantized with bits {sorted(self._bits)}", "4 or 8, the same everywhere")
 

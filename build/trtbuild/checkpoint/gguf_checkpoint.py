@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 from trtdecode.errors import CheckpointError
 
 from trtbuild.checkpoint.base import Checkpoint, Float32, missing_tensor
+from trtbuild.checkpoint.gguf_codes import BITS
 from trtbuild.checkpoint.gguf_config import Metadata, config_from_metadata
 from trtbuild.checkpoint.gguf_file import GgufFile
 from trtbuild.checkpoint.gguf_layout import TensorLayout, transpose
@@ -56,7 +59,15 @@ class GgufWeights:
             return None
         # What is restored is the order of rows, and scales have the same rows.
         order = restore(np.arange(codes.codes.shape[0], dtype=np.float32)).astype(np.int64)
-        return dataclasses.replace(codes, codes=codes.codes[order], scales=codes.scales[order])
+        zeros = None if codes.zeros is None else codes.zeros[order]
+        return dataclasses.replace(codes, codes=codes.codes[order], scales=codes.scales[order], zeros=zeros)
+
+    def common_bits(self) -> int | None:
+        sizes: Counter[int | None] = Counter()
+        for name, entry in self._file.entries.items():
+            if len(entry.shape) == 2:
+                sizes[BITS.get(self._file.type_name(name))] += math.prod(entry.shape)
+        return sizes.most_common(1)[0][0] if sizes else None
 
     def _stored(self, name: str) -> str:
         stored = self._layout.gguf_name(name)

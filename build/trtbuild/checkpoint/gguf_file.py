@@ -18,10 +18,10 @@ import numpy as np
 from trtdecode.errors import CheckpointError
 
 from trtbuild.checkpoint.base import Float32, check_finite, chunk_rows
+from trtbuild.checkpoint.gguf_codes import READERS
 from trtbuild.checkpoint.grouped_codes import GroupedCodes
 
 DEFAULT_ALIGNMENT = 32
-BLOCK = 32  # values of a Q4_0 or Q8_0 block
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 
@@ -81,26 +81,21 @@ class GgufFile:
                 yield check_finite(values.reshape(end - begin, *entry.shape[1:]), name, self.path)
 
     def codes(self, name: str) -> GroupedCodes | None:
-        """A Q8_0 or Q4_0 matrix as its codes and block scales; None for other types.
-
-        Block layouts (ggml-common.h): a float16 scale, then 32 int8 codes (Q8_0), or 16 bytes whose low halves are
-        codes 0 to 15 and high halves 16 to 31, each plus 8 (Q4_0).
-        """
+        """A matrix as the integer codes it is stored in; None for types without (see gguf_codes.py)."""
         entry = self.entries[name]
-        if len(entry.shape) != 2 or self.type_name(name) not in ("Q8_0", "Q4_0"):
+        read = READERS.get(self.type_name(name))
+        if read is None or len(entry.shape) != 2:
             return None
+        block, block_bytes = gguf.GGML_QUANT_SIZES[self._quant_type(name, entry)]
+        num_rows, num_blocks = entry.shape[0], entry.shape[1] // block
         with self.path.open("rb") as file:
             file.seek(entry.offset)
-            num_blocks = entry.shape[1] // BLOCK
-            block_bytes = self._inner_bytes(entry) // num_blocks
-            raw = np.fromfile(file, np.uint8, count=entry.shape[0] * num_blocks * block_bytes)
-        blocks = raw.reshape(entry.shape[0], num_blocks, block_bytes)
-        scales = blocks[:, :, :2].copy().view(np.float16).astype(np.float32)[:, :, 0]
-        check_finite(scales, name, self.path)
-        if self.type_name(name) == "Q8_0":
-            return GroupedCodes(blocks[:, :, 2:].reshape(entry.shape).view(np.int8), scales, None, 8)
-        halves = np.concatenate([blocks[:, :, 2:] & 0xF, blocks[:, :, 2:] >> 4], axis=2)
-        return GroupedCodes((halves.astype(np.int8) - np.int8(8)).reshape(entry.shape), scales, None, 4)
+            raw = np.fromfile(file, np.uint8, count=num_rows * num_blocks * block_bytes)
+        codes = read(raw.reshape(num_rows, num_blocks, block_bytes))
+        check_finite(codes.scales, name, self.path)
+        if codes.zeros is not None:
+            check_finite(np.asarray(codes.zeros, np.float32), name, self.path)
+        return codes
 
     def _dequantize(self, raw: np.ndarray[Any, np.dtype[np.uint8]], quant_type: Any, name: str) -> Float32:
         if quant_type == gguf.GGMLQuantizationType.F16:

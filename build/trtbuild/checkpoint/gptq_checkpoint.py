@@ -35,11 +35,11 @@ class GptqScheme:
     def __init__(self, tensors: RawTensors, settings: Mapping[str, Any], source: Path) -> None:
         self._tensors = tensors
         self._source = source
-        self._bits = int(settings.get("bits", 0))
+        self.bits: int = int(settings.get("bits", 0))
         self._format = settings.get("checkpoint_format") or V1
         self._symmetric = bool(settings.get("sym", True))
-        if self._bits not in BITS:
-            raise unsupported(source, f"GPTQ with bits {self._bits}", ", ".join(map(str, BITS)))
+        if self.bits not in BITS:
+            raise unsupported(source, f"GPTQ with bits {self.bits}", ", ".join(map(str, BITS)))
         if self._format not in (V1, V2):
             raise unsupported(source, f"GPTQ checkpoint_format {self._format!r}", f"{V1}, {V2}")
 
@@ -48,13 +48,13 @@ class GptqScheme:
 
     def shape(self, stem: str) -> tuple[int, ...]:
         packed_rows, num_out = self._tensors.raw(f"{stem}.qweight").shape
-        return num_out, packed_rows * 32 // self._bits
+        return num_out, packed_rows * 32 // self.bits
 
     def values(self, stem: str) -> Float32:
         return self.codes(stem).dequantize()
 
     def codes(self, stem: str) -> GroupedCodes:
-        codes = unpack_bits(self._tensors.raw(f"{stem}.qweight"), self._bits, axis=0).T
+        codes = unpack_bits(self._tensors.raw(f"{stem}.qweight"), self.bits, axis=0).T
         scales = checked_scales(self._tensors.raw(f"{stem}.scales"), f"{stem}.scales", self._source)
         zeros = self._zeros(stem)
         if zeros.shape != scales.shape or scales.shape[1] != codes.shape[0]:
@@ -68,21 +68,21 @@ class GptqScheme:
             np.ascontiguousarray(ordered),
             np.ascontiguousarray(scales.T),
             np.ascontiguousarray(zeros.T),
-            self._bits,
+            self.bits,
             order,
         )
 
     def _zeros(self, stem: str) -> npt.NDArray[np.uint8]:
         """uint8 [groups, out]: the zero points themselves."""
-        stored = unpack_bits(self._tensors.raw(f"{stem}.qzeros"), self._bits, axis=1)
+        stored = unpack_bits(self._tensors.raw(f"{stem}.qzeros"), self.bits, axis=1)
         offset = self._symmetric_offset(stem, stored) if self._symmetric else int(self._format == V1)
         # Adding 1 to the largest code is a zero of 0 that its writer let wrap around.
-        return (stored + np.uint8(offset)) & np.uint8((1 << self._bits) - 1)
+        return (stored + np.uint8(offset)) & np.uint8((1 << self.bits) - 1)
 
     def _symmetric_offset(self, stem: str, stored: npt.NDArray[np.uint8]) -> int:
         """What to add to stored zeros. Symmetric ones are the middle of the range: that tells the two formats apart
         by themselves, and some files carry the wrong label."""
-        middle = 1 << (self._bits - 1)
+        middle = 1 << (self.bits - 1)
         for offset in (0, 1):
             if (stored == middle - offset).all():
                 return offset

@@ -19,7 +19,7 @@ class GroupedCodes:
     Attributes:
         codes: [out, in], int8 or uint8, within `bits`.
         scales: f32 [out, groups]; a group is `in / groups` neighbouring columns.
-        zeros: like `codes`' type, [out, groups]; None means 0.
+        zeros: [out, groups], of `codes`' type or float32; None means 0.
         column_order: i64 [in] when columns were regrouped: column j here is input channel column_order[j].
     """
 

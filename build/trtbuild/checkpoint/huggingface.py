@@ -51,6 +51,9 @@ class SafetensorsWeights:
     def codes(self, name: str) -> GroupedCodes | None:
         return None
 
+    def common_bits(self) -> int | None:
+        return None
+
     def raw(self, name: str) -> npt.NDArray[Any]:
         """A whole tensor in its own dtype."""
         return self._file(name).raw(name)

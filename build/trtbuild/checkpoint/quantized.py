@@ -37,6 +37,11 @@ class RawTensors(Protocol):
 class Scheme(Protocol):
     """One format. `stem` is a layer's name without ".weight"."""
 
+    @property
+    def bits(self) -> int | None:
+        """Of the integer codes; None for FP8 and NF4."""
+        ...
+
     def holds(self, stem: str) -> bool:
         """Whether this layer's weight is stored quantised."""
         ...
@@ -80,6 +85,9 @@ class QuantizedWeights:
     def codes(self, name: str) -> GroupedCodes | None:
         """The stored codes of a matrix, or None where it has none."""
         return self._scheme.codes(_stem(name)) if self._holds(name) else None
+
+    def common_bits(self) -> int | None:
+        return self._scheme.bits
 
     def _holds(self, name: str) -> bool:
         return name.endswith(".weight") and self._scheme.holds(_stem(name))

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from trtbuild.checkpoint import Weights
-from trtbuild.checkpoint.grouped_codes import GroupedCodes
+from trtbuild.checkpoint.grouped_codes import Array, GroupedCodes
+
+
+class DifferentCodes(Exception):
+    """Matrices that should become one are stored in codes that cannot be joined. Handled inside the builder."""
 
 
 def joined_codes(weights: Weights, names: Sequence[str]) -> GroupedCodes | None:
-    """The matrices `names` one below the other in the codes that the checkpoint stores.
+    """The matrices `names` one below the other in the codes that the checkpoint stores; None where none has codes.
 
-    None where one has no codes, or where bits, groups, types or column orders differ: then nothing can be shared.
+    Raises:
+        DifferentCodes: only some have codes, or bits, groups, types or column orders differ.
     """
-    parts = []
-    for name in names:
-        codes = weights.codes(name)
-        if codes is None:
-            return None
-        parts.append(without_middle_zeros(codes))
-    first = parts[0]
-    if not all(_alike(first, part) for part in parts[1:]):
+    stored = [weights.codes(name) for name in names]
+    parts = [without_middle_zeros(codes) for codes in stored if codes is not None]
+    if not parts:
         return None
+    first = parts[0]
+    if len(parts) < len(names) or not all(_alike(first, part) for part in parts[1:]):
+        raise DifferentCodes
     zeros = None if first.zeros is None else np.concatenate([part.zeros for part in parts if part.zeros is not None])
     return dataclasses.replace(
         first,
@@ -37,7 +41,7 @@ def joined_codes(weights: Weights, names: Sequence[str]) -> GroupedCodes | None:
 def without_middle_zeros(codes: GroupedCodes) -> GroupedCodes:
     """Unsigned codes around the middle of their range become signed ones around 0, which need no zero points."""
     middle = 1 << (codes.bits - 1)
-    if codes.zeros is None or codes.codes.dtype != np.uint8 or (codes.zeros != middle).any():
+    if codes.zeros is None or codes.zeros.dtype != np.uint8 or (codes.zeros != middle).any():
         return codes
     signed = (codes.codes.astype(np.int16) - middle).astype(np.int8)
     return dataclasses.replace(codes, codes=signed, zeros=None)
@@ -48,9 +52,13 @@ def _alike(one: GroupedCodes, other: GroupedCodes) -> bool:
         one.bits == other.bits
         and one.codes.dtype == other.codes.dtype
         and one.group_size == other.group_size
-        and (one.zeros is None) == (other.zeros is None)
+        and _dtype(one.zeros) == _dtype(other.zeros)
         and _equal(one.column_order, other.column_order)
     )
+
+
+def _dtype(array: Array | None) -> np.dtype[Any] | None:
+    return None if array is None else array.dtype
 
 
 def _equal(one: np.ndarray[tuple[int], np.dtype[np.int64]] | None, other: object) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trtbuild.graph.builder import GraphBuilder
+from trtbuild.graph.kept_codes import DifferentCodes
 from trtbuild.graph.matrix import Float32, FloatMatrix, Matrix, Restore, matrix, rows_of
 
 
@@ -48,9 +49,17 @@ def merged_linear(
     *,
     restore: Restore | None = None,
 ) -> ir.Value:
-    """Several linear layers over the same x as one matmul; the result holds their outputs side by side."""
+    """Several linear layers over the same x as one matmul; the result holds their outputs side by side.
+
+    Layers that the checkpoint stores in codes of different kinds (k-quant files mix them) stay separate: joining them
+    would mean quantising them again.
+    """
     shapes = tuple((out, num_in) for out in nums_out)
-    weights = matrix(g, tuple(f"{name}.weight" for name in names), shapes, f"{stored_as}.weight", restore)
+    try:
+        weights = matrix(g, tuple(f"{name}.weight" for name in names), shapes, f"{stored_as}.weight", restore)
+    except DifferentCodes:
+        parts = [linear(g, x, name, num_in, out, restore=restore) for name, out in zip(names, nums_out, strict=True)]
+        return g.op("Concat", *parts, axis=1)
     return multiply(g, x, weights, _bias(g, names, nums_out, stored_as, restore))
 
 

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from trtdecode.errors import CheckpointError
 
 from trtbuild.checkpoint import load
+from trtbuild.checkpoint.grouped_codes import GroupedCodes
 from trtbuild.graph.builder import GraphBuilder
 from trtbuild.graph.kept_codes import joined_codes
 from trtbuild.quantize.int8 import group_size_for, quantize_rows
@@ -60,7 +61,8 @@ class FloatMatrix:
 
 @dataclass(frozen=True)
 class CodedMatrix:
-    """Stored as integer codes [out, in], f32 scales [out, in / group size] and perhaps zero points."""
+    """Stored as integer codes [out, in] and f32 scales [out, in / group size], perhaps with zero points of the
+    codes' type."""
 
     codes: ir.Value
     scales: ir.Value
@@ -80,7 +82,7 @@ class CodedMatrix:
     def gather(self, g: GraphBuilder, row_ids: ir.Value) -> ir.Value:
         # Gather first, dequantise the few rows after: gathering from a dequantised matrix makes OpenVINO unfold all
         # of a tied embedding to f32 (measured: the head then takes five times as long).
-        assert self.zeros is None, "embeddings are stored without zero points"
+        assert self.zeros is None, "embeddings are stored without integer zero points"
         assert self.column_order is None, "and with their columns in order"
         codes = g.op("Cast", g.op("Gather", self.codes, row_ids, axis=0), to=int(ir.DataType.FLOAT))
         scales = g.op("Gather", self.scales, row_ids, axis=0)
@@ -88,6 +90,35 @@ class CodedMatrix:
         grouped = g.op("Reshape", codes, g.ints(-1, num_groups, self.group_size))
         scaled = g.op("Mul", grouped, g.op("Unsqueeze", scales, g.ints(2)))
         return g.op("Reshape", scaled, g.ints(-1, self.num_columns))
+
+
+@dataclass(frozen=True)
+class ShiftedMatrix:
+    """Stored as unsigned codes [out, groups, group size] with f32 scales and f32 zero points [out, groups, 1].
+
+    DequantizeLinear's zero points are integers, so (code - zero) * scale is written out. The third axis is stored, not
+    made by a Reshape: OpenVINO recognises compressed weights only where the codes are a constant by themselves.
+    """
+
+    codes: ir.Value
+    scales: ir.Value
+    zeros: ir.Value
+    num_columns: int
+
+    def dense(self, g: GraphBuilder) -> ir.Value:
+        return self._values(g, self.codes, self.scales, self.zeros)
+
+    def input(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
+        return x
+
+    def gather(self, g: GraphBuilder, row_ids: ir.Value) -> ir.Value:
+        return self._values(
+            g, *(g.op("Gather", part, row_ids, axis=0) for part in (self.codes, self.scales, self.zeros))
+        )
+
+    def _values(self, g: GraphBuilder, codes: ir.Value, scales: ir.Value, zeros: ir.Value) -> ir.Value:
+        shifted = g.op("Sub", g.op("Cast", codes, to=int(ir.DataType.FLOAT)), zeros)
+        return g.op("Reshape", g.op("Mul", shifted, scales), g.ints(-1, self.num_columns))
 
 
 def matrix(
@@ -157,29 +188,49 @@ def _store_int8(g: GraphBuilder, name: str, shape: tuple[int, int], pieces: Iter
     return CodedMatrix(stored_codes, stored_scales, None, num_columns, group_size)
 
 
-def keep_codes(g: GraphBuilder, names: tuple[str, ...], stored_as: str, *, gathered: bool) -> CodedMatrix | None:
+def keep_codes(g: GraphBuilder, names: tuple[str, ...], stored_as: str, *, gathered: bool) -> Matrix | None:
     """The matrices `names` in the codes that the checkpoint stores; None where it has none, or for f32.
 
     "int8" keeps codes of any width in bytes: nothing is quantised twice. "int4" packs those of 4 bits, except of
     matrices that rows are gathered from, since few runtimes gather halves of bytes.
     """
     kept = None if g.precision == "f32" else joined_codes(g.weights, names)
-    if kept is None or (gathered and (kept.zeros is not None or kept.column_order is not None)):
+    if kept is None:
         return None
     packed = g.precision == "int4" and kept.bits <= 4 and not gathered
+    if kept.zeros is not None and kept.zeros.dtype == np.float32:
+        stored: Matrix = _store_shifted(g, kept, stored_as, packed)
+    elif gathered and (kept.zeros is not None or kept.column_order is not None):
+        return None
+    else:
+        stored = _store_coded(g, kept, stored_as, packed)
     g.num_packed += packed
+    return stored
 
-    def store(name: str, values: Any) -> ir.Value:
-        return g.store_four_bit(name, values) if packed else g.store(name, values.shape, [values])
 
-    order = None
-    if kept.column_order is not None:
-        order = g.store(f"{stored_as}_order", kept.column_order.shape, [kept.column_order])
+def _store_coded(g: GraphBuilder, kept: GroupedCodes, name: str, packed: bool) -> CodedMatrix:
+    order = kept.column_order
     return CodedMatrix(
-        codes=store(stored_as, kept.codes),
-        scales=g.store(f"{stored_as}_scale", kept.scales.shape, [kept.scales]),
-        zeros=None if kept.zeros is None else store(f"{stored_as}_zero", kept.zeros),
+        codes=_store_codes(g, name, kept.codes, packed),
+        scales=g.store(f"{name}_scale", kept.scales.shape, [kept.scales]),
+        zeros=None if kept.zeros is None else _store_codes(g, f"{name}_zero", kept.zeros, packed),
         num_columns=kept.codes.shape[1],
         group_size=kept.group_size,
-        column_order=order,
+        column_order=None if order is None else g.store(f"{name}_order", order.shape, [order]),
     )
+
+
+def _store_shifted(g: GraphBuilder, kept: GroupedCodes, name: str, packed: bool) -> ShiftedMatrix:
+    assert kept.zeros is not None
+    assert kept.column_order is None, "formats with float zero points keep their columns in order"
+    groups = (*kept.scales.shape, 1)
+    return ShiftedMatrix(
+        codes=_store_codes(g, name, kept.codes.reshape(*kept.scales.shape, -1), packed),
+        scales=g.store(f"{name}_scale", groups, [kept.scales.reshape(groups)]),
+        zeros=g.store(f"{name}_zero", groups, [kept.zeros.reshape(groups)]),
+        num_columns=kept.codes.shape[1],
+    )
+
+
+def _store_codes(g: GraphBuilder, name: str, codes: Any, packed: bool) -> ir.Value:
+    return g.store_four_bit(name, codes) if packed else g.store(name, codes.shape, [codes])

@@ -49,7 +49,7 @@ def bound(version_dir: Path, threads: int) -> None:
     from trtdecode.manifest import read_manifest
 
     manifest = read_manifest(version_dir)
-    precision = "int8" if "int8" in manifest.graphs else "f32"
+    precision = next(name for name in ("int8", "int4", "f32") if name in manifest.graphs)
     # The bound must compute as the executor chooses to on this machine.
     config = ServingConfig(kv_cache_bytes=1 << 26, num_threads=threads)
     executor, _ = create_executor(config, manifest, version_dir, device_kind="CPU", device_id=0)

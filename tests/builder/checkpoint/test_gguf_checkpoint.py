@@ -62,20 +62,58 @@ def test_block_types_equal_the_gguf_package(tmp_path: Path, quant: gguf.GGMLQuan
     np.testing.assert_array_equal(np.concatenate(list(GgufFile(path).rows("m"))), wanted)
 
 
-@pytest.mark.parametrize("quant", [Quant.Q2_K, Quant.Q3_K, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K])
-def test_k_quant_blocks_are_read(tmp_path: Path, quant: gguf.GGMLQuantizationType) -> None:
-    """The package cannot write k-quants; any bytes with finite scales are a valid file."""
-    block, block_bytes = gguf.GGML_QUANT_SIZES[quant]
-    raw = np.random.default_rng(0).integers(0, 60, (5, 2 * block_bytes), dtype=np.uint8)
-    writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
+def write_raw(path: Path, quant: gguf.GGMLQuantizationType, raw: np.ndarray) -> GgufFile:
+    """A file with one matrix of given blocks: the package cannot write k-quants, but any finite scales are valid."""
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("m", raw, raw_dtype=quant)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    file = GgufFile(tmp_path / "k.gguf")
-    assert file.entries["m"].shape == (5, 2 * block)
+    return GgufFile(path)
+
+
+def random_blocks(quant: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Five rows of two blocks: random bytes, with float16 scales (wherever the type has them) of ordinary size."""
+    _, block_bytes = gguf.GGML_QUANT_SIZES[quant]
+    random = np.random.default_rng(0)
+    raw = random.integers(0, 256, (5, 2, block_bytes), dtype=np.uint8)
+    for at in {Quant.Q2_K: (80, 82), Quant.Q3_K: (108,), Quant.Q6_K: (208,), Quant.Q8_0: (0,)}.get(quant, (0, 2)):
+        if at == 2 and quant in (Quant.Q4_0, Quant.Q5_0):
+            continue
+        raw[:, :, at : at + 2] = random.uniform(-0.1, 0.1, (5, 2, 1)).astype(np.float16).view(np.uint8)
+    return raw.reshape(5, -1)
+
+
+@pytest.mark.parametrize("quant", [Quant.Q2_K, Quant.Q3_K, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K])
+def test_k_quant_blocks_are_read(tmp_path: Path, quant: gguf.GGMLQuantizationType) -> None:
+    raw = random_blocks(quant)
+    file = write_raw(tmp_path / "k.gguf", quant, raw)
+    assert file.entries["m"].shape == (5, 512)
     np.testing.assert_array_equal(np.concatenate(list(file.rows("m"))), gguf.dequantize(raw, quant))
+
+
+CODED = [Quant.Q8_0, Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K]
+
+
+@pytest.mark.parametrize("quant", CODED)
+def test_codes_stand_for_the_same_values(tmp_path: Path, quant: gguf.GGMLQuantizationType) -> None:
+    raw = random_blocks(quant)
+    codes = write_raw(tmp_path / "k.gguf", quant, raw).codes("m")
+    assert codes is not None
+    assert codes.bits == {"Q8_0": 8, "Q6_K": 6, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5}.get(quant.name, 4)
+    assert np.abs(codes.codes.astype(int)).max() < 1 << codes.bits
+    assert codes.group_size == (16 if quant == Quant.Q6_K else 32)
+    wanted = gguf.dequantize(raw, quant)
+    np.testing.assert_allclose(codes.dequantize(), wanted, rtol=0, atol=2e-7 * np.abs(wanted).max())
+
+
+def test_group_without_a_scale_is_its_minimum(tmp_path: Path) -> None:
+    raw = random_blocks(Quant.Q4_1).reshape(5, 2, -1)
+    raw[:, 0, 0:2] = 0  # w = 0 * code + minimum
+    codes = write_raw(tmp_path / "k.gguf", Quant.Q4_1, raw.reshape(5, -1)).codes("m")
+    assert codes is not None
+    np.testing.assert_array_equal(codes.dequantize()[:, :32], gguf.dequantize(raw.reshape(5, -1), Quant.Q4_1)[:, :32])
 
 
 def test_rows_come_in_bounded_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,7 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "gptq-asymmetric": lambda folder: gptq_folder(folder, symmetric=False, act_order=False),
     "gptq-act-order": lambda folder: gptq_folder(folder, symmetric=False, act_order=True),
     "gguf-q4_0": lambda folder: gguf_file(folder, gguf.GGMLQuantizationType.Q4_0),
+    "gguf-q4_1": lambda folder: gguf_file(folder, gguf.GGMLQuantizationType.Q4_1),
     "gguf-q8_0": lambda folder: gguf_file(folder, gguf.GGMLQuantizationType.Q8_0),
 }
 
@@ -135,7 +136,29 @@ def test_four_bit_codes_are_packed(checkpoint: Checkpoint, tmp_path: Path) -> No
     four_bit = {onnx.TensorProto.INT4, onnx.TensorProto.UINT4}
     assert kinds["model.layers.1.self_attn.qkv_proj.weight"] in four_bit
     assert kinds["model.layers.1.mlp.gate_up_proj.weight"] in four_bit
-    assert kinds["model.embed_tokens.weight"] == onnx.TensorProto.INT8
+    assert kinds["model.embed_tokens.weight"] in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+
+
+def test_mixed_types_stay_apart(tmp_path: Path) -> None:
+    """K-quant files give V another type than Q and K: the three are then multiplied one by one, each exactly."""
+    model = make_model(transformers.LlamaConfig(**LLAMA_SIZES))
+    tensors = llama_tensors(model)
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        llama_metadata(model.config),
+        tensors,
+        quant=gguf.GGMLQuantizationType.Q4_0,
+        exceptions={"attn_v.weight": gguf.GGMLQuantizationType.Q5_1, "ffn_up.weight": gguf.GGMLQuantizationType.Q8_0},
+    )
+    checkpoint = open_checkpoint(path)
+    rows = {}
+    for precision in ("f32", "int8", "int4"):
+        author_graph(checkpoint, tmp_path / f"{precision}.onnx", precision)
+        rows[precision] = logits(TorchExecutor, tmp_path / f"{precision}.onnx")
+        np.testing.assert_allclose(logits(OpenVinoExecutor, tmp_path / f"{precision}.onnx"), rows[precision], atol=1e-4)
+        np.testing.assert_allclose(rows[precision], rows["f32"], atol=1e-4)
+    names = [node.op_type for node in onnx.load(str(tmp_path / "int4.onnx"), load_external_data=False).graph.node]
+    assert names.count("Concat") == 2 * 2
 
 
 def test_gguf_codes_are_the_stored_ones(tmp_path: Path) -> None:
