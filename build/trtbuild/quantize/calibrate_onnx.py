@@ -55,7 +55,6 @@ def run_samples(
 ) -> Iterable[dict[str, npt.NDArray[Any]]]:
     """The named values for each sample; they need not be graph outputs."""
     graph = model.graph
-    original = list(graph.outputs)
     by_name = {value.name: value for node in graph for value in node.outputs}
     extra = [by_name[name] for name in outputs if not by_name[name].is_graph_output()]
     with tempfile.TemporaryDirectory(prefix="trtdecode-") as scratch:
@@ -64,7 +63,8 @@ def run_samples(
         try:
             ir.save(model, path, external_data="probe.data")
         finally:
-            del graph.outputs[len(original) :]
+            for _ in extra:  # one by one: a slice would leave the values marked as outputs
+                graph.outputs.pop()
         session = open_session(path)
         names = [value.name for value in session.get_inputs()]
         for number, sample in enumerate(samples):
