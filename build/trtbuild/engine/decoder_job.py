@@ -42,6 +42,9 @@ from trtbuild.quantize.quality import check_quality, read_limits, record_quality
 from trtbuild.quantize.quantize_graph import Statistics
 from trtbuild.quantize.recipe import Recipe
 
+#: Magnitudes settle after a few texts (massive activations sit on the first tokens of any); Hessians use every text.
+STATISTICS_TEXTS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -180,11 +183,12 @@ class DecoderJob:
                 f"{self._version_dir}: precision {self._recipe.precision} is calibrated with text, but the version has "
                 "no tokenizer; import it with its tokenizer files, or build fp16, bf16 or int8_weight"
             )
+        wants_hessians = self._recipe.needs_hessians
         return DecoderStatistics(
             self._reference_path,
-            tokens,
+            tokens if wants_hessians else tokens[:STATISTICS_TEXTS],
             widths,
-            hessian_budget=HESSIAN_BUDGET_BYTES if self._recipe.int4_method == "gptq" else 0,
+            hessian_budget=HESSIAN_BUDGET_BYTES if wants_hessians else 0,
             progress=lambda done, total: self._progress("calibrate", done, total),
         )
 

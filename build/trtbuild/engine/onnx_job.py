@@ -138,8 +138,7 @@ class OnnxJob:
     def _statistics(self) -> Statistics:
         if not self._recipe.needs_calibration:
             return {}
-        wants_hessians = self._recipe.int4_method == "gptq"
-        return calibrate_onnx(self._model, self._options.samples, with_hessians=wants_hessians)
+        return calibrate_onnx(self._model, self._options.samples, with_hessians=self._recipe.needs_hessians)
 
     def _build(self, prepared: PreparedGraph, file_name: str) -> tuple[EngineFile, list[Check]]:
         options, tensorrt = self._options, self._tensorrt

@@ -60,8 +60,16 @@ class Recipe:
     @property
     def needs_calibration(self) -> bool:
         """Whether any scheme that can occur asks for statistics of activations."""
-        schemes = {_scheme(self.precision), *(_scheme(precision) for _, precision in self.mixed.entries)}
+        schemes = self._possible_schemes()
         return bool(schemes & {"fp8", "int8"}) or ("int4" in schemes and self.int4_method != "rtn")
+
+    @property
+    def needs_hessians(self) -> bool:
+        """Whether any layer can be quantised by GPTQ."""
+        return "int4" in self._possible_schemes() and self.int4_method == "gptq"
+
+    def _possible_schemes(self) -> set[str]:
+        return {_scheme(self.precision), *(_scheme(precision) for _, precision in self.mixed.entries)}
 
     def scheme_of(self, linear: Linear) -> str:
         """The scheme of one linear layer."""
