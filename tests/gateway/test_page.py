@@ -67,7 +67,7 @@ def test_a_chat_streams_and_shows_its_speed(page: Any) -> None:
 
 def test_the_engine_room_moves(page: Any) -> None:
     page.wait_for_function("/used, .* of \\d+/.test(document.getElementById('blocks-text').textContent)")
-    assert page.inner_text("#running") == "0"
+    page.wait_for_function("document.getElementById('running').textContent === '0'")
     assert page.inner_text("#status") == "Connected"
 
 
