@@ -72,6 +72,8 @@ def load_engine_steps(
     *,
     flavour: str,
     builder_version: str,
+    max_num_seqs: int = 0,
+    max_num_batched_tokens: int = 0,
     build_missing: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> EngineSteps:
@@ -79,6 +81,7 @@ def load_engine_steps(
 
     Args:
         flavour: of the runtime that will load them, with `builder_version`.
+        max_num_seqs, max_num_batched_tokens: the serving limits; engines must hold them. 0: whatever they hold.
         build_missing: build what does not fit (config parameter `build_missing_engines`) instead of refusing.
         report: gets one line for each reason and each step of a build.
 
@@ -87,7 +90,15 @@ def load_engine_steps(
         UnsupportedError, BuildError: they may be built, but cannot be.
     """
     support.check_engine(precision, sm, flavour)
-    reason = engines_problem(version_dir, manifest, precision, sm, flavour=flavour, builder_version=builder_version)
+    reason = engines_problem(
+        version_dir,
+        manifest,
+        precision,
+        sm,
+        flavour=flavour,
+        builder_version=builder_version,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
     directory = version_dir / support.engine_directory(precision, sm)
     if reason is None:
         return read_steps(directory)
@@ -96,22 +107,44 @@ def load_engine_steps(
             f"{directory}: {reason}; build with `trtdecode build {version_dir} --precision {precision} --sm {sm} "
             f"--flavour {flavour}`, or set build_missing_engines"
         )
-    from trtbuild.build_engines import build_engines  # the builder is an optional part; see DESIGN, dependency rule
+    # The builder is an optional part; see DESIGN, dependency rule.
+    from trtbuild.build_engines import BuildOptions, build_engines
 
     report(f"engines for SM {sm} in {precision}: {reason}; building")
-    build_engines(version_dir, precision, sm, flavour=flavour, report=report)
+    defaults = BuildOptions()
+    options = BuildOptions(
+        max_num_seqs=max_num_seqs or defaults.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens or defaults.max_num_batched_tokens,
+        verify=False,  # a server that is wanted now; `trtdecode build` measures
+    )
+    build_engines(version_dir, precision, sm, flavour=flavour, options=options, report=report)
     return read_steps(directory)
 
 
 def engines_problem(
-    version_dir: Path, manifest: Manifest, precision: str, sm: int, *, flavour: str, builder_version: str
+    version_dir: Path,
+    manifest: Manifest,
+    precision: str,
+    sm: int,
+    *,
+    flavour: str,
+    builder_version: str,
+    max_num_batched_tokens: int = 0,
 ) -> str | None:
-    """The first reason why a version's engines cannot be used here, in one line; None when all fit."""
+    """The first reason why a version's engines cannot be used here, in one line; None when all fit.
+
+    Args:
+        max_num_batched_tokens: tokens that a step may have; 0: not asked.
+    """
     directory = version_dir / support.engine_directory(precision, sm)
     try:
         steps = read_steps(directory)
     except ManifestError as error:
         return str(error).split("; build the engines again")[0]
+    if steps.source_graph not in manifest.graphs:
+        return f"built from graph {steps.source_graph!r}, which this version no longer has"
+    if steps.max_tokens < max_num_batched_tokens:
+        return f"built for {steps.max_tokens} tokens a step, max_num_batched_tokens is {max_num_batched_tokens}"
     wanted = {
         "flavour": flavour,
         "builder_version": builder_version,

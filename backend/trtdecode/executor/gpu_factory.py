@@ -17,7 +17,7 @@ from trtdecode.executor.engine_files import load_engine_steps
 from trtdecode.executor.tensorrt_executor import TensorRtExecutor
 from trtdecode.executor.tensorrt_runtime import Runtime, TensorRtRuntime
 from trtdecode.executor.torch_cuda_executor import TorchCudaExecutor
-from trtdecode.manifest import EngineSet, Manifest, ModelSpec, verify_files
+from trtdecode.manifest import EngineSet, Manifest, ModelSpec, read_manifest, verify_files
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +98,13 @@ def tensorrt_executor_on(
         device.sm,
         flavour=runtime.flavour,
         builder_version=runtime.version,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         build_missing=config.build_missing_engines,
         report=log.info,
     )
+    if config.build_missing_engines:
+        manifest = read_manifest(version_dir)  # a build may just have changed it
     directory = support.engine_directory(precision, device.sm)
     # The engines' own digests were just compared with segments.json; the rest of the folder with the manifest.
     rest = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import threading
@@ -139,10 +140,26 @@ def test_the_loader_names_both_sides_or_builds(tiny_version: Path) -> None:
     assert load(build_missing=False) == []
     with pytest.raises(ManifestError, match="not found"):
         load(build_missing=False, sm=80)
+    with pytest.raises(ManifestError, match="built for 512 tokens a step, max_num_batched_tokens is 513"):
+        load_engine_steps(
+            tiny_version,
+            read_manifest(tiny_version),
+            "fp16",
+            89,
+            flavour="tensorrt-rtx",
+            builder_version=RTX_VERSION,
+            max_num_batched_tokens=513,
+        )
     with pytest.raises(ManifestError, match=r"builder_version is 1\.7\.1\.116, now 1\.8\.0"):
         load_engine_steps(
             tiny_version, read_manifest(tiny_version), "fp16", 89, flavour="tensorrt-rtx", builder_version="1.8.0"
         )
+
+
+def test_a_graph_that_is_gone_is_a_reason(fp8_copy: Path) -> None:
+    manifest = dataclasses.replace(read_manifest(fp8_copy), graphs={"int8": "decoder.int8.onnx"})
+    problem = engines_problem(fp8_copy, manifest, "fp8", 89, flavour="tensorrt-rtx", builder_version=RTX_VERSION)
+    assert problem == "built from graph 'f32', which this version no longer has"
 
 
 def test_two_builders_at_once_build_once(tiny_version: Path, tmp_path: Path) -> None:
