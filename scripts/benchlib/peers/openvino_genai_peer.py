@@ -34,4 +34,7 @@ class GenAI:
 
 if __name__ == "__main__":
     model = GenAI(sys.argv[1], int(sys.argv[2]))
-    answer({"version": genai.__version__, "precision": "its own from GGUF: INT8/INT4 weights, u8 KV"}, model.generate)
+    answer(
+        {"version": genai.__version__, "precision": "its defaults for this GGUF on this CPU; it does not report them"},
+        model.generate,
+    )
