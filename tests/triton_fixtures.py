@@ -23,7 +23,7 @@ from trtdecode.server.locate import locate_server
 CHAIN_CONFIGS = {
     "chain": "",
     "chain_batched": "max_batch_size: 8",
-    # One runs, two wait; a pool of 8 blocks; four priorities.
+    # One runs, two wait; four priorities; a context so long that a request to its end outlasts any test.
     "chain_small": 'parameters { key: "max_num_seqs" value { string_value: "1" } } '
     'parameters { key: "max_queue_size" value { string_value: "2" } } '
     'parameters { key: "priority_levels" value { string_value: "4" } }',
@@ -89,6 +89,16 @@ def chain_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def endless_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chain model with a context of 131,072 tokens: at some thousand tokens a second, what runs stays running."""
+    from trtbuild.pipeline import import_checkpoint
+
+    folder = tmp_path_factory.mktemp("endless")
+    source = write_chain_checkpoint(folder / "checkpoint", max_context_len=131_072)
+    return import_checkpoint(source, folder / "model", precisions=("f32",)).version_dir
+
+
+@pytest.fixture(scope="session")
 def smollm2_version(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Path:
     """An imported version folder of SmolLM2-135M-Instruct, INT8."""
     from trtbuild.pipeline import import_checkpoint
@@ -99,13 +109,13 @@ def smollm2_version(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path
 
 @pytest.fixture(scope="session")
 def make_repository(tmp_path_factory: pytest.TempPathFactory, chain_version: Path) -> Callable[..., Path]:
-    """A model repository with chain models: name -> the rest of its config.pbtxt."""
+    """A model repository with chain models: name -> the rest of its config.pbtxt; `others` names other version folders."""
 
-    def make(configs: dict[str, str], version_dir: Path = chain_version) -> Path:
+    def make(configs: dict[str, str], version_dir: Path = chain_version, **others: Path) -> Path:
         repository = tmp_path_factory.mktemp("repository")
         for name, rest in configs.items():
             pool = "" if "kv_cache_bytes" in rest else POOL
-            shutil.copytree(version_dir, repository / name / "1", copy_function=os.link)
+            shutil.copytree(others.get(name, version_dir), repository / name / "1", copy_function=os.link)
             (repository / name / "config.pbtxt").write_text(f'name: "{name}"\nbackend: "trtdecode"\n{pool}\n{rest}\n')
         return repository
 
@@ -138,10 +148,10 @@ def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
 
 @pytest.fixture(scope="session")
 def chain_server(
-    make_server: Callable[..., RunningServer], make_repository: Callable[[dict[str, str]], Path]
+    make_server: Callable[..., RunningServer], make_repository: Callable[..., Path], endless_version: Path
 ) -> Iterator[RunningServer]:
     """One server with every chain model, for tests that leave it as they found it."""
-    with make_server(make_repository(CHAIN_CONFIGS)) as server:
+    with make_server(make_repository(CHAIN_CONFIGS, chain_small=endless_version)) as server:
         yield server
 
 
