@@ -109,7 +109,7 @@ def smollm2_version(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path
 
 @pytest.fixture(scope="session")
 def make_repository(tmp_path_factory: pytest.TempPathFactory, chain_version: Path) -> Callable[..., Path]:
-    """A model repository with chain models: name -> the rest of its config.pbtxt; `others` names other version folders."""
+    """A model repository with chain models: name -> the rest of its config.pbtxt. `others`: name -> version folder."""
 
     def make(configs: dict[str, str], version_dir: Path = chain_version, **others: Path) -> Path:
         repository = tmp_path_factory.mktemp("repository")
