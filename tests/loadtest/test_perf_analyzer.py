@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from trtdecode.errors import ConfigError, LoadError
 from trtdecode.loadtest.perf_analyzer import check_string_file, read_profile, write_inputs
+from trtdecode.loadtest.traffic import Shot
 
 TEXT = b'{"prompt": "' + b"x" * 49 + b'"}'  # 63 bytes of JSON
 
@@ -22,10 +23,11 @@ def test_a_raw_string_file_needs_its_length_first(tmp_path: Path) -> None:
 
 def test_inputs_keep_every_byte_of_the_prompt(tmp_path: Path) -> None:
     prompt = 'héllo "q" 🌶'
-    write_inputs(tmp_path / "inputs.json", [prompt], 5)
-    (entry,) = json.loads((tmp_path / "inputs.json").read_text("utf-8"))["data"]
+    write_inputs(tmp_path / "inputs.json", [Shot(0, prompt, 5), Shot(0, "x", 7)])
+    entry, other = json.loads((tmp_path / "inputs.json").read_text("utf-8"))["data"]
     assert entry["text_input"] == [prompt]
     assert json.loads(entry["sampling_parameters"][0])["max_tokens"] == 5
+    assert json.loads(other["sampling_parameters"][0])["max_tokens"] == 7
 
 
 def test_figures_of_a_profile() -> None:

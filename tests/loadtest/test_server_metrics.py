@@ -1,6 +1,6 @@
-"""Prometheus text and the comparison of counts."""
+"""Prometheus text, and what counters gained."""
 
-from trtdecode.loadtest.server_metrics import compare, parse, total
+from trtdecode.loadtest.server_metrics import Growth, parse, total
 
 BEFORE = """# HELP nv_inference_request_success Number of successful inference requests
 # TYPE nv_inference_request_success counter
@@ -18,11 +18,8 @@ def test_counts_are_summed_over_versions_of_one_model() -> None:
     assert total(parse(BEFORE), "up", "a") is None
 
 
-def test_a_difference_is_a_disagreement_and_an_unknown_counter_is_not() -> None:
-    found = compare(parse(BEFORE), parse(AFTER), "a", {"nv_inference_request_success": 10, "other": 5})
-    assert [(one.server, one.holds) for one in found] == [(10.0, True), (None, True)]
-    assert not compare(parse(BEFORE), parse(AFTER), "a", {"nv_inference_request_success": 9})[0].holds
-
-
-def test_a_counter_that_appears_during_the_run_starts_at_zero() -> None:
-    assert compare([], parse(AFTER), "a", {"nv_inference_request_success": 14})[0].holds
+def test_growth_of_a_counter_that_appears_in_between_starts_at_zero() -> None:
+    growth = Growth(parse(BEFORE), parse(AFTER), "a")
+    assert growth.of("nv_inference_request_success") == 10
+    assert growth.of("other") is None
+    assert Growth([], parse(AFTER), "a").of("nv_inference_request_success") == 14

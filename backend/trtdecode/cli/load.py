@@ -79,6 +79,8 @@ def loadtest(
     if record is not None:
         write_trace(record, shots_at(levels[0]))
     console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 120)  # a log file has room for the table
     with _server(repository, grpc, metrics) as (address, metrics_url), Progress(console=console, transient=True) as bar:
         task = bar.add_task("requests", total=None)
         outcome = main.run_plan(

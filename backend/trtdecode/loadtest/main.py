@@ -12,15 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtdecode.loadtest import perf_analyzer, server_metrics
+from trtdecode.loadtest import agreement, perf_analyzer, server_metrics
 from trtdecode.loadtest.client import LoadClient
 from trtdecode.loadtest.records import Record, Slo, summarise
 from trtdecode.loadtest.run import run_shots
 from trtdecode.loadtest.traffic import Shot
 from trtdecode.loadtest.watch import Watch
-
-GENERATED = "trtdecode_generation_tokens_total"
-SUCCEEDED = "nv_inference_request_success"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +88,7 @@ def run_plan(
         "slo": plan.slo.limits,
         "slo_misses": misses,
         "disagreements": disagreements,
+        "counts_compared": plan.metrics_url is not None,
         "tokens_counted": all(level.get("tokens_counted", True) for level in levels),
         "levels": levels,
     }
@@ -109,13 +107,8 @@ async def _own_level(
         records, duration = await run_shots(client, shots, concurrency, on_progress)
     figures = summarise(records, duration, plan.slo)
     figures |= {"level": f"{level:g}", "tool": "tokens", "series": dataclasses.asdict(watch.series)}
-    counts: dict[str, float] = {}
-    if not figures["cancelled"] and not figures["errors"]:
-        # A cancelled request may have produced tokens that nobody read: only clean levels can be compared exactly.
-        counts = {SUCCEEDED: figures["ok"]}
-        if figures["tokens_counted"]:
-            counts[GENERATED] = figures["output_tokens"]
-    return figures, records, await _disagreements(plan, before, counts)
+    found = await _settled(plan, before, lambda growth: agreement.own_disagreements(figures, growth))
+    return figures, records, found
 
 
 def _perf_level(
@@ -124,8 +117,7 @@ def _perf_level(
     before = _scrape(plan)
     with tempfile.TemporaryDirectory(prefix="trtdecode-loadtest-") as work:
         inputs = Path(work) / "inputs.json"
-        prompts = [shot.prompt for shot in shots]
-        perf_analyzer.write_inputs(inputs, prompts, shots[0].max_tokens, ignore_eos=plan.ignore_eos)
+        perf_analyzer.write_inputs(inputs, shots, ignore_eos=plan.ignore_eos)
         figures = perf_analyzer.measure(
             tool,
             url=plan.url,
@@ -138,28 +130,29 @@ def _perf_level(
             timeout=plan.timeout,
         )
     figures |= {"level": f"{level:g}", "tool": "perf_analyzer"}
-    # It also sends requests outside its measurement window, so the server must have seen at least as many.
-    agreement = server_metrics.compare(before, _scrape(plan), plan.model, {SUCCEEDED: figures["requests"]})[0]
-    if agreement.server is not None and agreement.server < agreement.client:
-        return figures, [f"{SUCCEEDED}: profile holds {agreement.client:g}, server counted {agreement.server:g}"]
-    return figures, []
+    lengths = {shot.max_tokens for shot in shots} if plan.ignore_eos else set()
+    limits = agreement.PerfLimits(
+        concurrency=None if plan.open_loop else int(level), tokens_each=lengths.pop() if len(lengths) == 1 else None
+    )
+    found = asyncio.run(_settled(plan, before, lambda growth: agreement.perf_disagreements(figures, growth, limits)))
+    return figures, found
 
 
 def _scrape(plan: Plan) -> list[server_metrics.Sample]:
     return server_metrics.scrape(plan.metrics_url) if plan.metrics_url else []
 
 
-async def _disagreements(plan: Plan, before: list[server_metrics.Sample], counts: dict[str, float]) -> list[str]:
-    """Compares with the server's counters, which may be published a little later than the last response."""
-    if not plan.metrics_url or not counts:
-        return []
-    for delay in (0.3, 0.7, 2.0):
+async def _settled(
+    plan: Plan, before: list[server_metrics.Sample], compare: Callable[[server_metrics.Growth], list[str]]
+) -> list[str]:
+    """What `compare` finds in the server's counters, which may be published a little later than the last response."""
+    found: list[str] = []
+    for delay in (0.3, 0.7, 1.0) if plan.metrics_url else ():
         await asyncio.sleep(delay)
-        found = server_metrics.compare(before, await asyncio.to_thread(_scrape, plan), plan.model, counts)
-        wrong = [f"{one.what}: client counted {one.client:g}, server {one.server:g}" for one in found if not one.holds]
-        if not wrong:
+        found = compare(server_metrics.Growth(before, await asyncio.to_thread(_scrape, plan), plan.model))
+        if not found:
             break
-    return wrong
+    return found
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:

@@ -1,15 +1,18 @@
 """Finds, runs and reads the real perf_analyzer.
 
 One is taken from PATH; else from the `perf-analyzer` wheel where the C library is new enough (glibc 2.38); else the
-binary inside the wheel `tritonclient==2.43.0`, with `nvidia-cuda-runtime-cu12` and Debian's `libb64-0d` beside it. The
-wheels are unpacked into a folder of their own: their dependencies are not ours.
+binary inside the wheel `tritonclient==2.43.0`, with `nvidia-cuda-runtime-cu12` and Debian's `libb64-0d` beside it. They
+are unpacked into a folder of their own, which needs no root: their dependencies are not ours.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -22,10 +25,12 @@ import numpy as np
 
 from trtdecode.errors import ConfigError, LoadError
 from trtdecode.loadtest.records import PERCENTILES
+from trtdecode.loadtest.traffic import Shot
 
 NEW_WHEEL = "perf-analyzer==2.60.0"
 NEW_WHEEL_GLIBC = (2, 38)
 OLD_WHEELS = ("tritonclient==2.43.0", "nvidia-cuda-runtime-cu12")
+OLD_PACKAGE, OLD_LIBRARY = "libb64-0d", "libb64.so.0d"  # what the old binary links beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +64,24 @@ def find_perf_analyzer(folder: Path) -> PerfAnalyzer:
     target = folder / "-".join(wheel.replace("==", "-") for wheel in wheels)
     if not target.is_dir():
         _install(wheels, target)
+    if wheels is OLD_WHEELS:
+        _add_library(target)
     binaries = [path for path in target.rglob("perf_analyzer") if path.is_file()]
     if not binaries:
         raise LoadError(f"{target}: no perf_analyzer in {' '.join(wheels)}; remove the folder to install it again")
     # The wheel of the new one has a Python launcher in bin/ beside the binary: the largest file is the program.
     binary = max(binaries, key=lambda path: path.stat().st_size)
     binary.chmod(0o755)
-    return _checked(binary, tuple(sorted({path.parent for path in target.rglob("libcudart.so*")})))
+    libraries = [path for name in ("libcudart.so*", f"{OLD_LIBRARY}*") for path in target.rglob(name)]
+    return _checked(binary, tuple(sorted({path.parent for path in libraries})))
 
 
-def write_inputs(path: Path, prompts: Sequence[str], max_tokens: int, *, ignore_eos: bool = True) -> None:
+def write_inputs(path: Path, shots: Sequence[Shot], *, ignore_eos: bool = True) -> None:
     """perf_analyzer's JSON input file: UTF-8 text, a string tensor is a list with one string."""
-    sampling = json.dumps({"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": ignore_eos})
-    data = [{"text_input": [prompt], "stream": [True], "sampling_parameters": [sampling]} for prompt in prompts]
+    data = []
+    for shot in shots:
+        sampling = json.dumps({"max_tokens": shot.max_tokens, "temperature": 0.0, "ignore_eos": ignore_eos})
+        data.append({"text_input": [shot.prompt], "stream": [True], "sampling_parameters": [sampling]})
     path.write_text(json.dumps({"data": data}, ensure_ascii=False), "utf-8")
 
 
@@ -106,7 +116,8 @@ def measure(
 
     Returns:
         requests, responses, duration_s, requests_per_s, responses_per_s and ttft/itl/e2e percentiles in seconds;
-        itl is between responses, since perf_analyzer cannot know tokens.
+        itl is between responses, since perf_analyzer cannot know tokens. From its printed summary, None where it has
+        none: `printed_requests`, and `server_in_windows`, which it reads from the server's statistics.
     """
     export = work_dir / "profile.json"
     export.unlink(missing_ok=True)
@@ -122,7 +133,15 @@ def measure(
         raise LoadError(
             f"perf_analyzer wrote no profile: {output.strip().splitlines()[-1] if output.strip() else 'no output'}"
         )
-    return read_profile(json.loads(export.read_text("utf-8")))
+    figures = read_profile(json.loads(export.read_text("utf-8")))
+    figures["printed_requests"] = _printed(output, "Request count")
+    figures["server_in_windows"] = _printed(output, "Successful request count")
+    return figures
+
+
+def _printed(output: str, name: str) -> int | None:
+    numbers = re.findall(rf"^\s*{name}: (\d+)", output, re.MULTILINE)
+    return int(numbers[-1]) if numbers else None
 
 
 def read_profile(profile: dict[str, Any]) -> dict[str, Any]:
@@ -167,9 +186,25 @@ def _install(wheels: Sequence[str], target: Path) -> None:
     partial.replace(target)
 
 
+def _add_library(target: Path) -> None:
+    """Unpacks Debian's package where the system lacks the library; what fails here is said when the binary starts."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(OLD_LIBRARY)
+        return
+    if any(target.rglob(OLD_LIBRARY)):
+        return
+    folder = target / "debian"
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):  # another system has neither command
+        subprocess.run(["apt-get", "download", "-q", OLD_PACKAGE], cwd=folder, capture_output=True, check=True)
+        for package in folder.glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", package, folder], capture_output=True, check=True)
+
+
 def _checked(path: Path, library_dirs: tuple[Path, ...]) -> PerfAnalyzer:
-    version = _run(path, library_dirs, ["--version"], 30)
-    return PerfAnalyzer(path, library_dirs, version.strip())
+    output = _run(path, library_dirs, ["--version"], 30)
+    match = re.search(r"\d+\.\d+\.\d+", output)
+    return PerfAnalyzer(path, library_dirs, match[0] if match else output.strip())
 
 
 def _run(path: Path, library_dirs: tuple[Path, ...], arguments: Sequence[str], timeout: float) -> str:
@@ -183,4 +218,4 @@ def _run(path: Path, library_dirs: tuple[Path, ...], arguments: Sequence[str], t
         tail = " | ".join((done.stdout + done.stderr).strip().splitlines()[-3:])
         hint = "; install Debian's libb64-0d" if "libb64" in tail else ""
         raise LoadError(f"perf_analyzer ended with {done.returncode}: {tail}{hint}")
-    return done.stdout
+    return done.stdout + done.stderr  # the version goes to the one or the other

@@ -11,13 +11,13 @@ from typing import Any
 from rich.table import Table
 
 COLUMNS = (
-    ("level", "level", "{}"),
+    ("level", "load", "{}"),
     ("tool", "tool", "{}"),
     ("requests", "requests", "{}"),
     ("error_rate", "errors", "{:.1%}"),
-    ("requests_per_s", "requests/s", "{:.2f}"),
-    ("tokens_per_s", "tokens/s", "{:.0f}"),
-    ("goodput_per_s", "goodput/s", "{:.2f}"),
+    ("requests_per_s", "requests /s", "{:.2f}"),
+    ("tokens_per_s", "tokens /s", "{:.0f}"),
+    ("goodput_per_s", "goodput /s", "{:.2f}"),
     ("ttft_p50", "TTFT p50 ms", "ms"),
     ("ttft_p95", "TTFT p95 ms", "ms"),
     ("itl_p50", "ITL p50 ms", "ms"),
@@ -39,10 +39,10 @@ def cells(figures: dict[str, Any]) -> list[str]:
 
 
 def terminal_table(levels: Sequence[dict[str, Any]]) -> Table:
-    """A rich table with a row for each level so far."""
-    table = Table()
+    """A rich table with a row for each level so far; headings break at their spaces, so that 90 columns are enough."""
+    table = Table(box=None, padding=(0, 1, 0, 0))
     for _, heading, _ in COLUMNS:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     for figures in levels:
         table.add_row(*cells(figures))
     return table
@@ -52,8 +52,13 @@ def html_page(result: dict[str, Any]) -> str:
     """A page without outside references: verdicts first, then the table and the plots as inline SVG."""
     verdicts = [("bad", text) for text in result["slo_misses"] + result["disagreements"]]
     if not verdicts:
-        verdicts = [("good", "SLO kept; the client's counts equal the server's.")]
+        counts = "the clients' counts agree with the server's" if result["counts_compared"] else "counts not compared"
+        verdicts = [("good", f"{'SLO kept' if result['slo'] else 'No SLO was given'}; {counts}.")]
     notes = [] if result["tokens_counted"] else ["This model does not report token counts: chunks are counted instead."]
+    if not result["counts_compared"]:
+        notes.append("No metrics address was given: nothing was compared with the server's own counters.")
+    if result["perf_analyzer"]:
+        notes.append(f"perf_analyzer {result['perf_analyzer']}; its inter-token latency is between responses.")
     head = "".join(f"<th>{html.escape(heading)}</th>" for _, heading, _ in COLUMNS)
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells(level)) + "</tr>"
@@ -67,7 +72,7 @@ def html_page(result: dict[str, Any]) -> str:
     return _PAGE.format(
         title=html.escape(f"Load test of {result['model']}"),
         machine=html.escape(result["machine"]),
-        verdicts="".join(f'<li class="{kind}">{html.escape(text)}</li>' for kind, text in verdicts),
+        verdicts="".join(f'<li class="{kind}">{html.escape(text, quote=False)}</li>' for kind, text in verdicts),
         notes="".join(f"<p>{html.escape(note)}</p>" for note in notes),
         head=head,
         rows=rows,

@@ -1,4 +1,4 @@
-"""The server's own counters: what the client's figures must agree with."""
+"""The server's own counters, read from its `/metrics`."""
 
 from __future__ import annotations
 
@@ -43,26 +43,14 @@ def total(samples: list[Sample], name: str, model: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """One count, as the client and as the server saw it."""
+class Growth:
+    """What the counters of one model gained between two scrapes."""
 
-    what: str
-    client: float
-    server: float | None  # None: the server has no such counter
+    before: list[Sample]
+    after: list[Sample]
+    model: str
 
-    @property
-    def holds(self) -> bool:
-        return self.server is None or self.client == self.server
-
-
-def compare(before: list[Sample], after: list[Sample], model: str, counts: Mapping[str, float]) -> list[Agreement]:
-    """Differences of counters over a run beside the client's counts.
-
-    Args:
-        counts: metric name -> what the client counted.
-    """
-    found = []
-    for name, client in counts.items():
-        end = total(after, name, model)
-        found.append(Agreement(name, client, None if end is None else end - (total(before, name, model) or 0.0)))
-    return found
+    def of(self, name: str) -> float | None:
+        """The difference of a counter, which starts at 0 when it appears in between; None where there is none."""
+        end = total(self.after, name, self.model)
+        return None if end is None else end - (total(self.before, name, self.model) or 0.0)
