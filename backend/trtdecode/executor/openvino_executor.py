@@ -66,6 +66,7 @@ class OpenVinoExecutor:
             rounding depends on how a prompt was cut into steps. bf16 and mixed need u8.
         compute_precision: one of COMPUTE_PRECISIONS.
         num_threads: threads of the executor; 0 is one a physical core.
+        count_operators: keeps the time of every operator for `operator_seconds`; costs a little.
 
     Raises:
         ManifestError, UnsupportedError: see `read_decoder`.
@@ -82,6 +83,7 @@ class OpenVinoExecutor:
         kv_cache_precision: str = "f32",
         compute_precision: str = "f32",
         num_threads: int = 0,
+        count_operators: bool = False,
     ) -> None:
         import openvino as ov
 
@@ -89,6 +91,7 @@ class OpenVinoExecutor:
         from trtdecode.executor.openvino_rewrite import split_gated_products
 
         _check_precisions(kv_cache_precision, compute_precision)
+        self.graph_name = graph_path.name
         self.compute_precision = compute_precision
         self.num_threads = num_threads or usable_physical_cores()
         core = ov.Core()
@@ -99,6 +102,7 @@ class OpenVinoExecutor:
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": self.num_threads,
             "KV_CACHE_PRECISION": kv_cache_precision,
+            "PERF_COUNT": count_operators,
         }
         compiled = [
             (min_tokens, core.compile_model(model, "CPU", {**properties, **special}))
@@ -132,6 +136,7 @@ class OpenVinoExecutor:
         first = self._layouts[0]
         return {
             "device": "CPU",
+            "graph": self.graph_name,
             "openvino": ov.__version__,
             "threads": str(self.num_threads),
             "compute_precision": self.compute_precision,
@@ -139,6 +144,13 @@ class OpenVinoExecutor:
             "kv_cache_layout": f"{len(self._layouts)} x {[self.num_blocks, *first.block_shape]}",
             "kv_cache_bytes": str(self.num_blocks * self._block_bytes),
         }
+
+    def operator_seconds(self, num_tokens: int) -> dict[str, float]:
+        """Kind of operator -> seconds it took in the last step of so many tokens. Needs `count_operators`."""
+        seconds: dict[str, float] = {}
+        for entry in self._program_for(num_tokens).request.profiling_info:
+            seconds[entry.node_type] = seconds.get(entry.node_type, 0.0) + entry.real_time.total_seconds()
+        return {kind: value for kind, value in seconds.items() if value}
 
     def close(self) -> None:
         self._programs.clear()

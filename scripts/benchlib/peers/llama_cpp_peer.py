@@ -33,8 +33,8 @@ class LlamaCpp:
             self.contexts = {(num_sequences, size): llama_cpp.llama_init_from_model(self.model, params)}
         return self.contexts[num_sequences, size]
 
-    def generate(self, prompts: list[list[int]], num_tokens: int) -> int:
-        length = -(-(max(map(len, prompts)) + num_tokens + 1) // 256) * 256
+    def generate(self, prompts: list[list[int]], num_tokens: list[int]) -> int:
+        length = -(-(max(map(len, prompts)) + max(num_tokens) + 1) // 256) * 256
         context = self.context(len(prompts), length)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
         batch = llama_cpp.llama_batch_init(BATCH, 0, len(prompts))
@@ -46,11 +46,13 @@ class LlamaCpp:
         latest: dict[int, int] = {}
         for begin in range(0, len(todo), BATCH):
             latest |= self.decode(context, batch, todo[begin : begin + BATCH])
-        for step in range(num_tokens - 1):
-            rows = [(latest[s], len(prompt) + step, s, True) for s, prompt in enumerate(prompts)]
+        for step in range(max(num_tokens) - 1):
+            rows = [
+                (latest[s], len(prompt) + step, s, True) for s, prompt in enumerate(prompts) if step + 1 < num_tokens[s]
+            ]
             latest = self.decode(context, batch, rows)
         llama_cpp.llama_batch_free(batch)
-        return len(prompts) * num_tokens
+        return sum(num_tokens)
 
     def decode(self, context: object, batch: object, rows: list[tuple[int, int, int, bool]]) -> dict[int, int]:
         batch.n_tokens = len(rows)

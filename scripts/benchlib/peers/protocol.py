@@ -1,8 +1,8 @@
 """How the bench talks to a peer: a process of its own, in a venv of its own, that answers JSON lines.
 
-A request line is `{"prompts": [[ids], ...], "num_tokens": n}`: decode all prompts at once, greedily, EOS ignored, n
-tokens each. The answer is `{"seconds": s, "num_tokens": total}`, or `{"error": text}`. The first line a peer writes
-describes it. The standard library alone: a peer's venv holds nothing of ours.
+A request line is `{"prompts": [[ids], ...], "num_tokens": [n, ...]}`: decode all prompts at once, greedily, EOS
+ignored, n tokens each. The answer is `{"seconds": s, "num_tokens": total}`, or `{"error": text}`. The first line a
+peer writes describes it. The standard library alone: a peer's venv holds nothing of ours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-Generate = Callable[[list[list[int]], int], int]  # (prompts, num_tokens) -> tokens generated in all
+Generate = Callable[[list[list[int]], list[int]], int]  # (prompts, num_tokens of each) -> tokens generated in all
 
 
 def answer(description: dict[str, str], generate: Generate) -> None:

@@ -19,18 +19,19 @@ class Transformers:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
         self.model.eval()
 
-    def generate(self, prompts: list[list[int]], num_tokens: int) -> int:
+    def generate(self, prompts: list[list[int]], num_tokens: list[int]) -> int:
+        """A static batch runs to its longest answer; only the tokens that were asked for count."""
         ids = torch.tensor(prompts)
         with torch.inference_mode():
             output = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
-                min_new_tokens=num_tokens,
-                max_new_tokens=num_tokens,
+                min_new_tokens=max(num_tokens),
+                max_new_tokens=max(num_tokens),
                 pad_token_id=0,
             )
-        return (output.shape[1] - ids.shape[1]) * len(prompts)
+        return sum(min(number, output.shape[1] - ids.shape[1]) for number in num_tokens)
 
 
 if __name__ == "__main__":

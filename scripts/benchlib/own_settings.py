@@ -1,0 +1,21 @@
+"""How the bench configures ours, in process and behind Triton alike, and how it names the precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+POOL_BYTES = 2 << 30
+
+
+def settings(threads: int, asked: Sequence[str] = ()) -> dict[str, str]:
+    """Parameters of config.pbtxt; `asked` are NAME=VALUE and come last. The same prompts come again in every repeat, so
+    prefix caching is off unless asked for."""
+    fixed = {"kv_cache_bytes": str(POOL_BYTES), "num_threads": str(threads), "enable_prefix_caching": "false"}
+    return fixed | dict(text.split("=", 1) for text in asked)
+
+
+def precision_of(facts: Mapping[str, str]) -> str:
+    """Of weights, of computing and of the KV cache, from an executor's `describe()`."""
+    parts = facts["graph"].split(".")  # decoder.onnx is f32, decoder.int4.onnx is int4
+    weights = parts[1] if len(parts) == 3 else "f32"
+    return f"{weights} weights, {facts['compute_precision']} compute, {facts['kv_cache_precision']} KV"
