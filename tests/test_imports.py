@@ -25,6 +25,8 @@ OPTIONAL = {
     *("onnxruntime", "triton", "cuda", "ray", "matplotlib", "triton_python_backend_utils"),
 }
 
+STUB_MODULE = {"triton_python_backend_utils"}  # exists only inside Triton's stub
+
 #: Modules made of optional packages: kernels are triton-lang's decorators, the torch executor's operators are torch's
 #: functions, the gateway's app is its routes. Each is imported inside a function of a module that does load.
 ADAPTERS = {
@@ -32,7 +34,7 @@ ADAPTERS = {
     "trtdecode.executor.graph_interpreter": {"torch"},
     "trtdecode.executor.torch_operators": {"torch"},
     "trtdecode.gateway": {"fastapi"},
-    "trtdecode.triton_model": {"triton_python_backend_utils"},
+    **dict.fromkeys(("trtdecode.triton_entry", "trtdecode.triton_model", "trtdecode.triton_encoder"), STUB_MODULE),
 }
 
 #: What a builder may use of the run time: the contracts between the two, never the serving loop.
@@ -179,14 +181,13 @@ def test_builder_uses_only_the_contracts_of_the_run_time() -> None:
                     assert is_within(ours, SHARED_WITH_BUILD), f"{name} imports {ours}"
 
 
-def test_one_file_knows_the_stub() -> None:
-    """`triton_python_backend_utils` exists only inside Triton's stub."""
+def test_three_files_know_the_stub() -> None:
     users = [
         name
         for name, path in module_files().items()
-        if any(imported.startswith("triton_python_backend_utils") for imported in imported_names(path, at_load=False))
+        if any(imported.partition(".")[0] in STUB_MODULE for imported in imported_names(path, at_load=False))
     ]
-    assert users in ([], ["trtdecode.triton_model"])
+    assert users == ["trtdecode.triton_encoder", "trtdecode.triton_entry", "trtdecode.triton_model"]
 
 
 def test_the_shim_is_a_shim() -> None:

@@ -59,6 +59,20 @@ def test_preserve_ordering_is_refused_on_a_decoder() -> None:
     ModelConfig.from_triton({"name": "m", "dynamic_batching": {"preserve_ordering": True}}, task="embed")
 
 
+def test_what_an_encoder_refuses_and_warns_about() -> None:
+    def encoder(**fields: Any) -> ModelConfig:
+        return ModelConfig.from_triton({"name": "m", "max_batch_size": 4, **fields}, task="embed")
+
+    with pytest.raises(ConfigError, match="decoupled: got true; an encoder sends one response a request"):
+        encoder(model_transaction_policy={"decoupled": True})
+    assert encoder(model_transaction_policy={"decoupled": False}).warnings == ()
+    given = {key: {"string_value": value} for key, value in (("num_threads", "2"), ("kv_cache_bytes", "1MiB"))}
+    (warning,) = encoder(parameters=given).warnings
+    assert warning.startswith(
+        "parameters kv_cache_bytes: encoders do not read them; known: compute_precision, executor"
+    )
+
+
 def test_sequence_batching_is_refused() -> None:
     with pytest.raises(ConfigError, match="sequence_batching: not supported"):
         config(sequence_batching={"max_sequence_idle_microseconds": 1})

@@ -19,10 +19,13 @@ from trtdecode.errors import ManifestError
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 
+#: What turns raw scores into what clients see.
+SCORE_ACTIVATIONS = ("identity", "sigmoid", "softmax")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What serving must know of a decoder. Builders keep family details (RoPE, norms) to themselves."""
+    """What serving must know of a model. Builders keep family details (RoPE, norms) to themselves."""
 
     family: str  # the builder's name of the architecture: "llama", "qwen2", ...
     num_layers: int
@@ -36,6 +39,9 @@ class ModelSpec:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     task: str = "generate"  # "generate", "embed", "rerank", "classify"
+    labels: tuple[str, ...] = ()  # of classify: the scores' names, in order
+    score_activation: str = ""  # of rerank and classify: one of SCORE_ACTIVATIONS
+    num_token_types: int = 1  # of encoders: 2 where the texts of a pair are told apart
 
     @property
     def common_window(self) -> int:
@@ -70,8 +76,26 @@ class EngineSet:
 
 
 @dataclass(frozen=True, slots=True)
+class RankLayout:
+    """How a model is split over ranks. Ranks of one pipeline stage are neighbours."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def rank_of(self, stage: int, tensor_rank: int) -> int:
+        return stage * self.tensor_parallel_size + tensor_rank
+
+    def __str__(self) -> str:
+        return f"tensor_parallel_size {self.tensor_parallel_size}, pipeline_parallel_size {self.pipeline_parallel_size}"
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything a version folder promises."""
+    """Everything a version folder promises. With several ranks the graphs are theirs, each under its own manifest."""
 
     spec: ModelSpec
     source: str  # what was imported, for people
@@ -79,6 +103,7 @@ class Manifest:
     files: dict[str, FileEntry] = field(default_factory=dict)
     engines: tuple[EngineSet, ...] = ()
     builder: dict[str, str] = field(default_factory=dict)  # package name -> version that wrote the folder
+    ranks: RankLayout = field(default_factory=RankLayout)
     format_version: int = FORMAT_VERSION
 
     def graph_file(self, precision: str) -> str:
@@ -90,6 +115,11 @@ class Manifest:
                 f"precision {precision!r} is not in this version (present: {', '.join(sorted(self.graphs))}); "
                 f"import it again with `trtdecode import --precision {precision}`"
             ) from None
+
+
+def rank_dir(version_dir: Path, rank: int) -> Path:
+    """The folder of one rank of a version that is split: a version folder of its own."""
+    return version_dir / f"rank_{rank}"
 
 
 def sha256_of(path: Path) -> str:
@@ -144,8 +174,8 @@ def read_manifest(version_dir: Path) -> Manifest:
 
 def _manifest_from(raw: dict[str, Any]) -> Manifest:
     spec = dict(raw["spec"])
-    for name in ("sliding_windows", "eos_token_ids"):
-        spec[name] = tuple(spec[name])
+    for name in ("sliding_windows", "eos_token_ids", "labels"):
+        spec[name] = tuple(spec.get(name, ()))
     return Manifest(
         spec=ModelSpec(**spec),
         source=raw["source"],
@@ -153,6 +183,7 @@ def _manifest_from(raw: dict[str, Any]) -> Manifest:
         files={name: FileEntry(**entry) for name, entry in raw["files"].items()},
         engines=tuple(EngineSet(**{**entry, "segments": tuple(entry["segments"])}) for entry in raw["engines"]),
         builder=dict(raw["builder"]),
+        ranks=RankLayout(**raw.get("ranks", {})),
     )
 
 

@@ -9,6 +9,6 @@ sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__fi
 if importlib.util.find_spec("trtdecode") is None:  # the folder was copied into a server without being installed
     sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from trtdecode.triton_model import TritonPythonModel  # noqa: E402  (the path had to be set first)
+from trtdecode.triton_entry import TritonPythonModel  # noqa: E402  (the path had to be set first)
 
 __all__ = ["TritonPythonModel"]

@@ -9,13 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtdecode.config import ServingConfig, unknown_key
+from trtdecode.config import TRITON_PARAMETERS, ServingConfig, unknown_key
 from trtdecode.errors import ConfigError
 
 INSTANCE_KINDS = ("KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL")
 #: TensorRT's precision_mode (Triton's words) -> our build precision.
 PRECISION_MODES = {"FP32": "f32", "FP16": "f16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8"}
 DEFAULT_WORKSPACE_BYTES = 1 << 30
+#: The parameters that encoders read; queues and deadlines are Triton's own there.
+ENCODER_PARAMETERS = frozenset({"executor", "precision", "compute_precision", "num_threads", "verify_checksums"}) | {
+    "max_context_len",
+    "max_num_batched_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class ModelConfig:
         max_batch_size = int(raw.get("max_batch_size", 0))
         batching = raw.get("dynamic_batching") or {}
         warnings = _check_batching(raw, batching, decoder=decoder)
+        if not decoder:
+            warnings += _check_encoder(raw)
         cuda = (raw.get("optimization") or {}).get("cuda") or {}
         precision, workspace = _tensorrt_accelerator(raw.get("optimization") or {})
         return cls(
@@ -105,6 +112,20 @@ def _check_batching(raw: Mapping[str, Any], batching: Mapping[str, Any], *, deco
             "batches are formed at every step; remove it"
         )
     return warnings
+
+
+def _check_encoder(raw: Mapping[str, Any]) -> list[str]:
+    if (raw.get("model_transaction_policy") or {}).get("decoupled"):
+        raise ConfigError(
+            "model_transaction_policy.decoupled: got true; an encoder sends one response a request, remove it from "
+            "config.pbtxt"
+        )
+    unread = sorted(set(_parameters(raw)) - ENCODER_PARAMETERS - TRITON_PARAMETERS)
+    if not unread:
+        return []
+    return [
+        f"parameters {', '.join(unread)}: encoders do not read them; known: {', '.join(sorted(ENCODER_PARAMETERS))}"
+    ]
 
 
 def _queue_policy_fields(batching: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,13 @@ from trtdecode.metrics import METRICS, LoopMetrics, MetricSpec
 PUBLISH_INTERVAL_S = 0.2
 RESTARTS = MetricSpec("trtdecode_server_restarts_total", "counter", "Restarts of tritonserver by `trtdecode serve`.")
 
+_ENCODER_NAMES = {"requests_total", "prompt_tokens_total", "steps_total", "step_failures_total"} | {
+    "step_tokens",
+    "execute_seconds",
+}
+#: What an encoder counts; queues and batches are Triton's own there, and so are their metrics.
+ENCODER_METRICS = tuple(spec for spec in METRICS if spec.name.removeprefix("trtdecode_") in _ENCODER_NAMES)
+
 
 class TritonMetricSink:
     """A `MetricSink` over Triton's metric families, with the model's name and version as labels.
@@ -20,11 +27,14 @@ class TritonMetricSink:
     Args:
         family_type: pb_utils.MetricFamily.
         labels: of every metric of this replica.
+        specs: what there is to count; encoders count less.
     """
 
-    def __init__(self, family_type: Any, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self, family_type: Any, labels: Mapping[str, str], specs: Sequence[MetricSpec] = (*METRICS, RESTARTS)
+    ) -> None:
         self._labels = dict(labels)
-        self._specs = {spec.name: spec for spec in (*METRICS, RESTARTS)}
+        self._specs = {spec.name: spec for spec in specs}
         kinds = {"counter": family_type.COUNTER, "gauge": family_type.GAUGE, "histogram": family_type.HISTOGRAM}
         self._families = {
             spec.name: family_type(name=spec.name, description=spec.help, kind=kinds[spec.kind])

@@ -1,4 +1,4 @@
-"""The Triton model: tensors <-> Request / TokenEvent. The only user of `triton_python_backend_utils`."""
+"""The Triton model of decoders: tensors <-> Request / TokenEvent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TritonChannel:
         """See Channel."""
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         if error is not None:
-            self._sender.send(pb_utils.InferenceResponse(error=_triton_error(error)), flags=flags)
+            self._sender.send(pb_utils.InferenceResponse(error=triton_error(error)), flags=flags)
         elif arrays is None:
             self._sender.send(flags=flags)
         else:
@@ -55,7 +55,8 @@ class TritonChannel:
         return bool(self._sender.is_cancelled())
 
 
-def _triton_error(error: BaseException) -> Any:
+def triton_error(error: BaseException) -> Any:
+    """Triton's form of an error, with its code."""
     return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, wire_status(error).triton_code))
 
 
@@ -74,7 +75,7 @@ class _Answer:
         )
 
 
-class TritonPythonModel:
+class DecoderModel:
     """One model instance: a replica with its own KV pool, its loop's thread, and the threads that talk to Triton."""
 
     @staticmethod
@@ -98,7 +99,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the version. What it raises becomes Triton's reason for the failed load."""
         self._log = pb_utils.Logger
-        _route_logging(self._log)
+        route_logging(self._log)
         raw = json.loads(args["model_config"])
         version_dir = Path(pb_utils.get_model_dir())
         self._name, self._version = args["model_name"], args["model_version"]
@@ -265,7 +266,8 @@ class _TritonLogHandler(logging.Handler):
         write.get(min(record.levelno, logging.ERROR), self._logger.log_info)(self.format(record))
 
 
-def _route_logging(logger: Any) -> None:
+def route_logging(logger: Any) -> None:
+    """Sends our log records to Triton's log from now on."""
     ours = logging.getLogger("trtdecode")
     ours.handlers = [_TritonLogHandler(logger)]
     ours.setLevel(logging.INFO)

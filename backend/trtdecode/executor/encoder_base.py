@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,24 @@ class EncoderBatch:
     pad_indices: npt.NDArray[np.int64]  # [B, L] token at each padded place; 0 where there is none
     unpad_indices: npt.NDArray[np.int64]  # [T] place of each token in the flattened [B * L]
     pad_mask: npt.NDArray[np.float32]  # [B, L] 1 for a token, 0 for padding
+
+
+class EncoderExecutor(Protocol):
+    """Runs encoder batches. Not thread-safe."""
+
+    name: str  # "openvino", "torch"
+
+    def execute(self, batch: EncoderBatch) -> npt.NDArray[np.float32]:
+        """The graph's output: f32 [B, hidden] or [B, labels], the caller's own. Raises whatever the runtime raises."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """Facts for the log: device and precision."""
+        ...
+
+    def close(self) -> None:
+        """Frees the runtime. Idempotent."""
+        ...
 
 
 def pack(texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] | None = None) -> EncoderBatch:

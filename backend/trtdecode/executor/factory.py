@@ -60,16 +60,16 @@ def create_executor(
     if choice.executor == "tensorrt":
         flavour = devices.tensorrt_flavour
         return tensorrt_executor(config, manifest, version_dir, choice.device, flavour, options), choice
-    graph_file = _graph_file(config, manifest, _TORCH_PRECISIONS)
-    _verify(config, manifest, version_dir, graph_file)
+    graph_file = graph_file_of(config, manifest, _TORCH_PRECISIONS)
+    verify_graph(config, manifest, version_dir, graph_file)
     return torch_cuda_executor(config, manifest.spec, version_dir / graph_file, choice.device, options), choice
 
 
 def _openvino_executor(config: ServingConfig, manifest: Manifest, version_dir: Path) -> Executor:
     from trtdecode.executor.openvino_executor import OpenVinoExecutor
 
-    graph_file = _graph_file(config, manifest, _OPENVINO_PRECISIONS)
-    _verify(config, manifest, version_dir, graph_file)
+    graph_file = graph_file_of(config, manifest, _OPENVINO_PRECISIONS)
+    verify_graph(config, manifest, version_dir, graph_file)
     # The other precisions are faster on some CPUs and change answers (see openvino_executor.py), so they are asked for.
     compute = "f32" if config.compute_precision == "auto" else config.compute_precision
     kv_cache = config.kv_cache_precision
@@ -87,8 +87,8 @@ def _openvino_executor(config: ServingConfig, manifest: Manifest, version_dir: P
 def _torch_executor(config: ServingConfig, manifest: Manifest, version_dir: Path) -> Executor:
     from trtdecode.executor.torch_executor import TorchExecutor
 
-    graph_file = _graph_file(config, manifest, _TORCH_PRECISIONS)
-    _verify(config, manifest, version_dir, graph_file)
+    graph_file = graph_file_of(config, manifest, _TORCH_PRECISIONS)
+    verify_graph(config, manifest, version_dir, graph_file)
     dtype = "f32" if config.compute_precision == "auto" else config.compute_precision
     return TorchExecutor(
         version_dir / graph_file,
@@ -98,7 +98,7 @@ def _torch_executor(config: ServingConfig, manifest: Manifest, version_dir: Path
     )
 
 
-def _graph_file(config: ServingConfig, manifest: Manifest, preference: tuple[str, ...]) -> str:
+def graph_file_of(config: ServingConfig, manifest: Manifest, preference: tuple[str, ...]) -> str:
     """The graph of the configured precision; for `auto` the first of `preference` that the version has."""
     if config.precision != "auto":
         return manifest.graph_file(config.precision)
@@ -106,7 +106,7 @@ def _graph_file(config: ServingConfig, manifest: Manifest, preference: tuple[str
     return manifest.graph_file(present[0] if present else preference[0])
 
 
-def _verify(config: ServingConfig, manifest: Manifest, version_dir: Path, graph_file: str) -> None:
+def verify_graph(config: ServingConfig, manifest: Manifest, version_dir: Path, graph_file: str) -> None:
     """Checks the graph and its external data, which lies beside it as GRAPH.data."""
     names = {graph_file, f"{graph_file}.data"}
     for name in sorted(names - set(manifest.files)):

@@ -22,6 +22,9 @@ _HOST_INPUTS = {
     "Expand": (1,),
     "Split": (1,),
     "ReduceMean": (1,),
+    "ReduceSum": (1,),
+    "ReduceMax": (1,),
+    "ReduceL2": (1,),
     "Slice": (1, 2, 3, 4),
 }
 

