@@ -1,8 +1,13 @@
-"""How the bench configures ours, in process and behind Triton alike, and how it names the precision."""
+"""How the bench configures ours, in process and behind Triton alike, and how it names precision and machine."""
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 POOL_BYTES = 2 << 30
 
@@ -19,3 +24,31 @@ def precision_of(facts: Mapping[str, str]) -> str:
     parts = facts["graph"].split(".")  # decoder.onnx is f32, decoder.int4.onnx is int4
     weights = parts[1] if len(parts) == 3 else "f32"
     return f"{weights} weights, {facts['compute_precision']} compute, {facts['kv_cache_precision']} KV"
+
+
+def instructions() -> list[str]:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return [name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8", "amx_bf16") if name in flags]
+
+
+def machine(threads: int) -> dict[str, Any]:
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "",
+    )
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "cpu": model,
+        "instructions": instructions(),
+        "threads": threads,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "commit": commit,
+        "load_average": os.getloadavg(),
+    }

@@ -10,16 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from own_settings import settings
+from own_settings import instructions, machine, settings
 from systems import PlainTriton, Process, System, Triton, TritonBench, Unavailable, own_python, peer_command
 from trtdecode.errors import TrtdecodeError
 
@@ -76,7 +74,7 @@ def _start(asked: argparse.Namespace) -> tuple[list[System], dict[str, str]]:
     """Starts every system that can run here; the others are named with the reason."""
     log = Path(tempfile.mkstemp(prefix="trtdecode-bench-", suffix=".log")[1])
     threads, version_dir, gguf = asked.threads, asked.version_dir, asked.gguf
-    fast = [*asked.set, *(asked.fast_set or [FAST["amx_bf16" in _instructions()]])]
+    fast = [*asked.set, *(asked.fast_set or [FAST["amx_bf16" in instructions()]])]
     servers: dict[tuple[str, ...], TritonBench] = {}
 
     def triton(more: list[str], *, stream: bool) -> Any:
@@ -171,7 +169,7 @@ def _result(systems: list[System], asked: argparse.Namespace, rates: dict, prefi
     }
     ratios = {f"ratios{name}": _ratios(table, name, bounds[name]) for name in bounds}
     return {
-        "machine": _machine(asked.threads),
+        "machine": machine(asked.threads),
         "settings": {
             "tokens": asked.tokens,
             "prompt_tokens": asked.prompt_tokens,
@@ -200,34 +198,6 @@ def _ratios(table: dict[str, Any], kind: str, bound: dict[str, float]) -> dict[s
     in_process = table.get(f"trtdecode{kind}", {})
     ratios["bound"] = {n: in_process[n]["decode_tokens_per_s"] / rate for n, rate in bound.items() if n in in_process}
     return ratios
-
-
-def _instructions() -> list[str]:
-    flags = Path("/proc/cpuinfo").read_text().split()
-    return [name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8", "amx_bf16") if name in flags]
-
-
-def _machine(threads: int) -> dict[str, Any]:
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        "",
-    )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "cpu": model,
-        "instructions": _instructions(),
-        "threads": threads,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "commit": commit,
-        "load_average": os.getloadavg(),
-    }
 
 
 def _table(result: dict[str, Any], concurrency: list[int]) -> str:

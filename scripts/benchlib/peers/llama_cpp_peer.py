@@ -10,12 +10,15 @@ from protocol import answer
 MAX_CONTEXT = 2048  # tokens a sequence: the longest prompt of the bench and its answer
 BATCH = 512
 
+#: Kept for the life of the process: C calls it.
+_SILENT = llama_cpp.llama_log_callback(lambda *_: None)
+
 
 class LlamaCpp:
     """One context for up to 64 sequences with a unified KV cache, cleared between runs."""
 
     def __init__(self, path: str, threads: int) -> None:
-        llama_cpp.llama_log_set(llama_cpp.llama_log_callback(lambda *_: None), None)
+        llama_cpp.llama_log_set(_SILENT, None)
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         self.threads = threads

@@ -1,6 +1,6 @@
 """Peer: OpenVINO GenAI's continuous batching in process.
 
-usage: openvino_genai_peer.py MODEL.gguf THREADS [prefix-caching]
+usage: openvino_genai_peer.py MODEL.gguf THREADS [prefix-caching] [max-num-seqs=N]
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from protocol import answer
 class GenAI:
     """One pipeline; every request of a run enters at once, as token ids."""
 
-    def __init__(self, path: str, threads: int, prefix_caching: bool) -> None:
+    def __init__(self, path: str, threads: int, prefix_caching: bool, max_num_seqs: int) -> None:
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = 2
-        scheduler.max_num_seqs = 64
+        scheduler.max_num_seqs = max_num_seqs
         scheduler.max_num_batched_tokens = 512
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = prefix_caching  # off where the same prompts come again in every repeat
@@ -39,7 +39,9 @@ class GenAI:
 
 
 if __name__ == "__main__":
-    model = GenAI(sys.argv[1], int(sys.argv[2]), sys.argv[3:] == ["prefix-caching"])
+    more = sys.argv[3:]
+    number = next((int(text.split("=")[1]) for text in more if text.startswith("max-num-seqs=")), 64)
+    model = GenAI(sys.argv[1], int(sys.argv[2]), "prefix-caching" in more, number)
     answer(
         {"version": genai.__version__, "precision": "its defaults for this GGUF on this CPU; it does not report them"},
         model.generate,
