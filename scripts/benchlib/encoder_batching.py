@@ -1,8 +1,8 @@
 """`scripts/bench encoder`: what Triton's dynamic batcher is worth for an encoder, in one run on this machine.
 
-The same version is served twice by one tritonserver: as it comes (dynamic batching), and with max_batch_size 1. A closed
-loop of clients asks one, then the other, in turns, so that a machine that drifts drifts for both; ratios are of the
-two halves of one turn, and medians of turns are printed.
+The same version is served twice by one tritonserver: as it comes (dynamic batching), and with max_batch_size 1. A
+closed loop of clients asks one, then the other, in turns, so that a machine that drifts drifts for both; ratios are of
+the two halves of one turn, and medians of turns are printed.
 """
 
 from __future__ import annotations
