@@ -7,7 +7,19 @@ import importlib
 import typer
 
 #: Modules of this package in the order of `--help`; each defines `register(app: typer.Typer) -> None`.
-GROUPS = ("models", "engines", "serving", "gateway", "chat", "replay", "offline", "load", "promotion", "planning")
+GROUPS = (
+    "models",
+    "engines",
+    "serving",
+    "gateway",
+    "chat",
+    "replay",
+    "offline",
+    "load",
+    "promotion",
+    "planning",
+    "doctor",
+)
 
 _HELP = """
 Serve LLM decoding through Triton Inference Server: on TensorRT engines, or on a CPU.
