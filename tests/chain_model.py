@@ -47,7 +47,7 @@ def write_chain_checkpoint(folder: Path, *, max_context_len: int = 4096) -> Path
 
 def _successors(vocab: dict[str, int], eos: int, size: int) -> list[int]:
     """next[i] is the token after token i."""
-    byte = _byte_characters()
+    byte = byte_characters()
     following = [vocab[_spell(WORDS[0])]] * size
     for word, after in zip(WORDS, WORDS[1:] + WORDS[:1], strict=True):
         following[vocab[_spell(word)]] = vocab[_spell(after)]
@@ -101,7 +101,7 @@ def _config(size: int, eos: int, max_context_len: int) -> dict[str, object]:
 
 def _tokenizer() -> dict[str, object]:
     """Byte-level BPE: the 256 bytes, and merges that build the words."""
-    vocab = {character: index for index, character in enumerate(_byte_characters().values())}
+    vocab = {character: index for index, character in enumerate(byte_characters().values())}
     merges: list[str] = []
     for word in WORDS:
         spelled = _spell(word)
@@ -137,7 +137,7 @@ def _special(token_id: int, text: str) -> dict[str, object]:
     return {"id": token_id, "content": text, **flags, "special": True}
 
 
-def _byte_characters() -> dict[int, str]:
+def byte_characters() -> dict[int, str]:
     """Byte -> the printable character that stands for it in byte-level BPE (GPT-2's table)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -145,5 +145,5 @@ def _byte_characters() -> dict[int, str]:
 
 
 def _spell(text: str) -> str:
-    byte = _byte_characters()
+    byte = byte_characters()
     return "".join(byte[value] for value in text.encode())

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -41,18 +42,18 @@ class Gateway:
 
 
 @pytest.fixture(scope="session")
-def start_gateway(gateway_server: RunningServer) -> Iterator[Callable[..., Gateway]]:
-    """Starts gateways with the given settings; all end with the session."""
+def run_gateway() -> Iterator[Callable[..., Gateway]]:
+    """Starts gateways in front of the given server, with the given settings; all end with the session."""
     import uvicorn
     from trtdecode.gateway.app import create_app
     from trtdecode.gateway.settings import GatewaySettings
 
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
-    def start(**settings: object) -> Gateway:
-        settings.setdefault("triton_urls", (gateway_server.grpc_address,))
-        settings.setdefault("metrics_urls", (f"http://{gateway_server.metrics_address}/metrics",))
-        settings.setdefault("model_repository", gateway_server.repository)
+    def start(triton: RunningServer, **settings: object) -> Gateway:
+        settings.setdefault("triton_urls", (triton.grpc_address,))
+        settings.setdefault("metrics_urls", (f"http://{triton.metrics_address}/metrics",))
+        settings.setdefault("model_repository", triton.repository)
         app = create_app(GatewaySettings(**settings))  # type: ignore[arg-type]
         listener = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, ws="none"))
@@ -65,13 +66,19 @@ def start_gateway(gateway_server: RunningServer) -> Iterator[Callable[..., Gatew
             time.sleep(0.02)
         client = httpx.Client(base_url=url, timeout=120)
         running.append((server, thread, client))
-        return Gateway(url, gateway_server, client)
+        return Gateway(url, triton, client)
 
     yield start
     for server, thread, client in running:
         client.close()
         server.should_exit = True
         thread.join(15)
+
+
+@pytest.fixture(scope="session")
+def start_gateway(run_gateway: Callable[..., Gateway], gateway_server: RunningServer) -> Callable[..., Gateway]:
+    """Starts gateways in front of `gateway_server`."""
+    return partial(run_gateway, gateway_server)
 
 
 @pytest.fixture(scope="session")

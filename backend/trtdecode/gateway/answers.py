@@ -25,10 +25,12 @@ class Answer:
 
     samples: list[Sample]
     num_prompt_tokens: int = 0
+    prompt_logprobs: list[dict[str, Any] | None] | None = None  # one entry a token, where they were asked for
 
     def add(self, piece: Piece) -> None:
         """Appends what one response brought."""
         self.num_prompt_tokens = piece.num_input_tokens or self.num_prompt_tokens
+        self.prompt_logprobs = piece.prompt_logprobs or self.prompt_logprobs
         for index, sample in enumerate(self.samples):
             sample.text += piece.texts[index]
             sample.num_tokens += piece.num_output_tokens[index]
@@ -75,6 +77,19 @@ def completion_logprobs(positions: list[dict[str, Any]], num_top: int, text_offs
         offsets.append(text_offset)
         text_offset += len(tokens[-1])
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
+
+
+def echoed_logprobs(
+    prompt: str, prompt_positions: list[dict[str, Any] | None], positions: list[dict[str, Any]], num_top: int
+) -> dict[str, Any]:
+    """`completion_logprobs` of an echoed prompt and what follows it. Nothing predicts the prompt's first token, so it
+    has no value, and its text is what the other tokens leave of the prompt."""
+    known = [entry for entry in prompt_positions if entry is not None]
+    num_others = sum(len(next(iter(entry.values()))["decoded_token"]) for entry in known)
+    first = prompt[: max(0, len(prompt) - num_others)]
+    rest = completion_logprobs(known + positions, num_top, len(first))
+    head: dict[str, Any] = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+    return {name: [head[name], *values] for name, values in rest.items()}
 
 
 def _token(entry: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +13,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
-from trtdecode.gateway import page
+from trtdecode.gateway import encoding, page
 from trtdecode.gateway.chat import chat_events, chat_response
 from trtdecode.gateway.completions import completion_events, completion_response
 from trtdecode.gateway.engine_room import EngineRoom
@@ -23,7 +22,7 @@ from trtdecode.gateway.limits import CallerLimits, KeyRing
 from trtdecode.gateway.middleware import RequestGate, error_response
 from trtdecode.gateway.routing import read_router
 from trtdecode.gateway.sampling import chat_parameters, completion_parameters
-from trtdecode.gateway.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from trtdecode.gateway.schemas import ChatRequest, CompletionRequest
 from trtdecode.gateway.service import Service
 from trtdecode.gateway.settings import GatewaySettings
 from trtdecode.gateway.streaming import ClientGone, EventStream, until_disconnect
@@ -43,6 +42,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(title="trtdecode gateway", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_error_handlers(app)
     _add_generation(app)
+    encoding.register(app, _ERRORS)
     _add_information(app)
     page.mount(app)
     if settings.cors_origins:
@@ -130,27 +130,6 @@ def _add_generation(app: FastAPI) -> None:
         answers = await until_disconnect(request, _all([service.answer(job) for job in jobs]))
         return JSONResponse(completion_response(body, answers, answer_id, echo), headers=headers)
 
-    @app.post("/v1/embeddings", responses=_ERRORS)
-    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        service: Service = app.state.service
-        if any(not text for text in body.texts):
-            raise invalid("input", "input: must not hold an empty text")
-        vectors, num_tokens = await until_disconnect(request, service.connection.embed(body.model, body.texts))
-        if body.dimensions is not None and body.dimensions != len(vectors[0]):
-            raise invalid("dimensions", f"dimensions: got {body.dimensions}; this model has {len(vectors[0])}")
-        data = [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()
-                if body.encoding_format == "base64"
-                else [float(value) for value in vector],
-            }
-            for index, vector in enumerate(vectors)
-        ]
-        counts = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": counts})
-
 
 def _add_information(app: FastAPI) -> None:
     @app.get("/v1/models", responses=_ERRORS)
@@ -184,6 +163,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         path = [
             str(part) for part in first["loc"][1:] if not str(part).startswith(("function-", "list[", "constrained-"))
         ]
+        if "field" in first.get("ctx", {}):
+            path.append(first["ctx"]["field"])
         param = ".".join(path) or None
         return error_response(invalid(param, f"{param or 'body'}: {first['msg']}"))
 

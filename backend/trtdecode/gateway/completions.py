@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
-from trtdecode.gateway.answers import Answer, Sample, completion_logprobs, usage
+from trtdecode.gateway.answers import Answer, Sample, completion_logprobs, echoed_logprobs, usage
 from trtdecode.gateway.schemas import CompletionRequest
 from trtdecode.gateway.triton import Piece
 
@@ -23,9 +23,7 @@ def completion_response(
     for number, answer in enumerate(answers):
         prefix = echo(number) if body.echo else ""
         for sample in answer.samples:
-            logprobs = None
-            if body.logprobs is not None:
-                logprobs = completion_logprobs(sample.logprobs, body.logprobs, len(prefix))
+            logprobs = _logprobs(body, answer, sample.logprobs, prefix, 0)
             text = prefix + sample.text
             choices.append(_choice(len(choices), text, logprobs, sample.finish_reason))
     return {**_head(body, answer_id), "choices": choices, "usage": _usage(answers)}
@@ -43,13 +41,13 @@ async def completion_events(
     async with contextlib.aclosing(_merge(streams)) as merged:
         async for number, piece in merged:
             answer = answers[number]
+            answer.prompt_logprobs = piece.prompt_logprobs or answer.prompt_logprobs
             for index, reason in enumerate(piece.finish_reasons):
                 sample = answer.samples[index]
-                prefix = echo(number) if body.echo and not sample.num_tokens else ""
-                logprobs = None
-                if body.logprobs is not None:
-                    offset = len(sample.text) + len(prefix)
-                    logprobs = completion_logprobs(piece.logprobs[index] or [], body.logprobs, offset)
+                prompt = echo(number) if body.echo else ""
+                prefix = "" if sample.num_tokens else prompt
+                num_before = len(prompt) - len(prefix) + len(sample.text)
+                logprobs = _logprobs(body, answer, piece.logprobs[index] or [], prefix, num_before)
                 text = prefix + piece.texts[index]
                 if text or reason is not None or piece.num_output_tokens[index]:
                     yield {**head, "choices": [_choice(number * num_samples + index, text, logprobs, reason)]}
@@ -88,6 +86,17 @@ async def _merge(streams: Sequence[AsyncGenerator[Piece]]) -> AsyncGenerator[tup
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _logprobs(
+    body: CompletionRequest, answer: Answer, positions: list[dict[str, Any]], prefix: str, num_before: int
+) -> dict[str, Any] | None:
+    """`logprobs` of one choice or chunk, `num_before` characters into its text; of an echoed prompt too."""
+    if body.logprobs is None:
+        return None
+    if prefix and answer.prompt_logprobs is not None:
+        return echoed_logprobs(prefix, answer.prompt_logprobs, positions, body.logprobs)
+    return completion_logprobs(positions, body.logprobs, len(prefix) + num_before)
 
 
 def _usage(answers: Sequence[Answer]) -> dict[str, int]:

@@ -58,6 +58,8 @@ def completion_parameters(body: CompletionRequest) -> dict[str, Any]:
         mapping["max_tokens"] = body.max_tokens
     if body.logprobs is not None:
         mapping["logprobs"] = body.logprobs
+        if body.echo:
+            mapping["prompt_logprobs"] = body.logprobs
     return mapping
 
 

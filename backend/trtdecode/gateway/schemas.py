@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 Stop = str | Annotated[list[str], Field(max_length=64)] | None
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+
+
+def about(field: str, text: str) -> PydanticCustomError:
+    """What a check of several fields raises: the field to change becomes the error's `param`."""
+    return PydanticCustomError("fields_disagree", "{text}", {"field": field, "text": text})
 
 
 class Strict(BaseModel):
@@ -55,7 +61,7 @@ class Message(Strict):
     @model_validator(mode="after")
     def _has_content(self) -> Message:
         if self.content is None and not self.tool_calls:
-            raise ValueError("content is needed unless there are tool_calls")
+            raise about("content", "content is needed unless there are tool_calls")
         return self
 
 
@@ -95,7 +101,7 @@ class ResponseFormat(Strict):
     @model_validator(mode="after")
     def _has_schema(self) -> ResponseFormat:
         if self.type == "json_schema" and (self.json_schema is None or self.json_schema.schema_ is None):
-            raise ValueError("type json_schema needs json_schema.schema")
+            raise about("json_schema", "type json_schema needs json_schema.schema")
         return self
 
 
@@ -130,7 +136,7 @@ class Sampling(Strict):
     @model_validator(mode="after")
     def _options_need_stream(self) -> Sampling:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed when stream is true")
+            raise about("stream_options", "stream_options is only allowed when stream is true")
         return self
 
 
@@ -148,16 +154,17 @@ class ChatRequest(Sampling):
     @model_validator(mode="after")
     def _agree(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs to be true")
+            raise about("top_logprobs", "top_logprobs needs logprobs to be true")
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens and max_completion_tokens differ; send max_completion_tokens alone")
+            raise about("max_tokens", "max_tokens and max_completion_tokens differ; send max_completion_tokens alone")
         names = [tool.function.name for tool in self.tools or []]
         if self.tool_choice not in (None, "none", "auto") and not names:
-            raise ValueError("tool_choice needs tools")
+            raise about("tool_choice", "tool_choice needs tools")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among tools")
+            name = self.tool_choice.function.name
+            raise about("tool_choice", f"tool_choice names {name!r}, which is not among tools")
         if len(names) != len(set(names)):
-            raise ValueError("two tools have the same name")
+            raise about("tools", "two tools have the same name")
         return self
 
 
@@ -180,15 +187,3 @@ class CompletionRequest(Sampling):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt
-
-
-class EmbeddingRequest(Strict):
-    model: str
-    input: str | Annotated[list[str], Field(min_length=1, max_length=2048)]
-    encoding_format: Literal["float", "base64"] | None = "float"
-    dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: str | None = None
-
-    @property
-    def texts(self) -> list[str]:
-        return [self.input] if isinstance(self.input, str) else self.input

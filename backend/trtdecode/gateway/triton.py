@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,12 @@ import numpy as np
 import tritonclient.grpc.aio as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from trtdecode.gateway.errors import GatewayError, from_triton
+from trtdecode.gateway.errors import GatewayError, from_triton, invalid
 
 UNAVAILABLE_RETRY_AFTER = 2
+
+#: What an encoder is given: a text, token ids, or a query and a text.
+EncoderRow = str | list[int] | tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Piece:
     num_output_tokens: list[int]
     num_input_tokens: int
     logprobs: list[list[dict[str, Any]] | None]  # vLLM's form: a list of {token id: {logprob, rank, decoded_token}}
+    prompt_logprobs: list[dict[str, Any] | None] | None = None  # of the prompt, once, with the first token
 
 
 class TritonConnection:
@@ -49,7 +53,7 @@ class TritonConnection:
         self.url = url
         self._timeout = timeout
         self._client = grpcclient.InferenceServerClient(url)
-        self._ranks: dict[str, int] = {}
+        self._shapes: dict[str, tuple[int, list[str]]] = {}  # rank of the inputs, names of the outputs
 
     async def close(self) -> None:
         await self._client.close()
@@ -75,7 +79,7 @@ class TritonConnection:
         Raises:
             GatewayError: what Triton said, or 503 when it is away, or 504 after the timeout.
         """
-        rank = await self._rank(generation.model)
+        rank = await self._rank(generation.model, "text_output")
         # Without the header Triton sends a refusal as a text inside the stream, and its status is lost.
         headers = {"triton_grpc_error": "true"}
         responses: Any = self._client.stream_infer(self._requests(generation, rank), headers=headers)
@@ -94,25 +98,30 @@ class TritonConnection:
         finally:
             responses.cancel()
 
-    async def embed(self, model: str, texts: list[str]) -> tuple[list[Any], int]:
-        """One vector (numpy f32) a text, and the number of input tokens. Raises GatewayError."""
-        rank = await self._rank(model)
+    async def encode(self, model: str, rows: Sequence[EncoderRow], output: str) -> tuple[list[Any], int]:
+        """One row (numpy f32) of an encoder's output for each text, list of ids or pair; and the number of tokens.
 
-        async def one(text: str) -> Any:
-            tensor = _tensor("text_input", "BYTES", [text.encode()], rank)
+        Raises:
+            GatewayError: 400 for a model without that output; what Triton said of the first request that failed.
+        """
+        rank = await self._rank(model, output)
+
+        async def one(row: EncoderRow) -> Any:
+            tensors = [_tensor("input_ids", "INT32", row, rank)] if isinstance(row, list) else _texts(row, rank)
+            wanted = [grpcclient.InferRequestedOutput(name) for name in (output, "num_input_tokens")]
             try:
-                return await self._client.infer(model, [tensor], client_timeout=self._timeout)
+                return await self._client.infer(model, tensors, outputs=wanted, client_timeout=self._timeout)
             except InferenceServerException as error:
                 raise _gateway_error(error) from error
 
-        results = await asyncio.gather(*(one(text) for text in texts))
-        vectors = [result.as_numpy("embedding").reshape(-1) for result in results]
-        counts = [result.as_numpy("num_input_tokens") for result in results]
-        return vectors, sum(int(count.reshape(-1)[0]) for count in counts if count is not None)
+        results = await asyncio.gather(*(one(row) for row in rows))
+        vectors = [result.as_numpy(output).reshape(-1) for result in results]
+        return vectors, sum(int(result.as_numpy("num_input_tokens").sum()) for result in results)
 
-    async def _rank(self, model: str) -> int:
-        """1 for models with max_batch_size 0, 2 for the others."""
-        if model not in self._ranks:
+    async def _rank(self, model: str, output: str) -> int:
+        """Rank of the inputs: 1 for models with max_batch_size 0, 2 for the others. Raises GatewayError for a model
+        that does not give `output`."""
+        if model not in self._shapes:
             try:
                 metadata = await self._client.get_model_metadata(model, as_json=True)
             except InferenceServerException as error:
@@ -120,8 +129,11 @@ class TritonConnection:
             shapes = {tensor["name"]: tensor.get("shape", []) for tensor in metadata["inputs"]}
             if "text_input" not in shapes:
                 raise GatewayError(404, f"model {model!r} takes no text_input: it cannot be asked here", param="model")
-            self._ranks[model] = len(shapes["text_input"])
-        return self._ranks[model]
+            self._shapes[model] = len(shapes["text_input"]), [tensor["name"] for tensor in metadata["outputs"]]
+        rank, outputs = self._shapes[model]
+        if output not in outputs:
+            raise invalid("model", f"model: got {model!r}, which gives {', '.join(outputs)} and no {output}")
+        return rank
 
     async def _requests(self, generation: Generation, rank: int) -> AsyncGenerator[dict[str, Any]]:
         if isinstance(generation.prompt, str):
@@ -152,6 +164,14 @@ def _tensor(name: str, datatype: str, values: list[Any], rank: int) -> Any:
     return tensor
 
 
+def _texts(row: str | tuple[str, str], rank: int) -> list[Any]:
+    texts = (row,) if isinstance(row, str) else row
+    return [
+        _tensor(name, "BYTES", [text.encode()], rank)
+        for name, text in zip(("text_input", "text_pair"), texts, strict=False)
+    ]
+
+
 def _piece(result: Any, generation: Generation) -> Piece | None:
     def values(name: str) -> list[Any]:
         array = result.as_numpy(name)
@@ -168,6 +188,7 @@ def _piece(result: Any, generation: Generation) -> Piece | None:
         num_output_tokens=values("num_output_tokens"),
         num_input_tokens=(values("num_input_tokens") or [0])[0],
         logprobs=logprobs,
+        prompt_logprobs=next((json.loads(text) for text in values("prompt_logprobs")), None),
     )
 
 

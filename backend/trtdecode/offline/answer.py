@@ -75,7 +75,10 @@ class Answerer:
             body = kind.model_validate(raw)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            field = ".".join(str(part) for part in first["loc"]) or "body"
+            path = [str(part) for part in first["loc"]]
+            if "field" in first.get("ctx", {}):
+                path.append(first["ctx"]["field"])
+            field = ".".join(path) or "body"
             raise invalid(field, f"{field}: {first['msg']}") from None
         if body.model != self._model:
             raise GatewayError(404, f"model: got {body.model!r}; this run serves {self._model!r}", param="model")
@@ -108,7 +111,11 @@ class Answerer:
             {**sampling, "n": num_samples}, spec_vocab_size=replica.spec.vocab_size, defaults=replica.default_params
         )
         ids = replica.encode(prompt)
-        return Answer([self._sample(completion) for completion in replica.generate(ids, params)], len(ids))
+        completions = replica.generate(ids, params)
+        prompt_logprobs = None
+        if (echoed := completions[0].prompt_logprobs) is not None:
+            prompt_logprobs = json.loads(logprobs_json(echoed, replica.tokenizer.token_text))
+        return Answer([self._sample(completion) for completion in completions], len(ids), prompt_logprobs)
 
     def _sample(self, completion: Completion) -> Sample:
         assert completion.finish_reason is not None, "a completion has ended"
