@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    minimum = config.getoption("--min-collected")
-    if len(items) < minimum:
-        raise pytest.UsageError(f"collected {len(items)} tests, expected at least {minimum}; were some lost?")
+    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist: the controller counts
+        _check_number(config, len(items))
     if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
         skip = pytest.mark.skip(reason="needs a CUDA device")
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    _check_number(node.config, len(ids))
+
+
+def _check_number(config: pytest.Config, number: int) -> None:
+    minimum = config.getoption("--min-collected")
+    if number < minimum:
+        pytest.exit(
+            f"collected {number} tests, expected at least {minimum}; were some lost?", pytest.ExitCode.USAGE_ERROR
+        )
 
 
 def _has_gpu() -> bool:

@@ -106,10 +106,8 @@ def test_a_slow_channel_gets_merged_deltas(sender: Sender) -> None:
 def test_pushing_never_waits_for_a_slow_channel(sender: Sender) -> None:
     stream, channel, request = start(sender)
     channel.gate.clear()
-    begin = time.monotonic()
-    for _ in range(10_000):
+    for _ in range(10_000):  # one that waited would wait for ever: the gate is closed
         sender.push(stream, event(request, "x"))
-    assert time.monotonic() - begin < 2
     channel.gate.set()
     sender.push(stream, event(request, "", FinishReason.STOP))
     wait_for(lambda: sender.num_live == 0)

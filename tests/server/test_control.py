@@ -69,10 +69,10 @@ def test_drain_selects_by_model_version_and_server(models: list[Model]) -> None:
 
 def test_instances_drain_at_once(models: list[Model]) -> None:
     for model in models:
-        model.drain_seconds = 0.4
+        model.drain_seconds = 2.0
     begin = time.monotonic()
     assert len(drain()) == 3
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 5.0, "one after another they take six"
 
 
 def test_resume_reaches_the_model(models: list[Model]) -> None:
