@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from trtdecode.gateway.replicas import Replicas
 from trtdecode.gateway.routing import Router
 from trtdecode.gateway.schemas import Sampling
 from trtdecode.gateway.settings import GatewaySettings
-from trtdecode.gateway.triton import Generation, Piece, TritonConnection
+from trtdecode.gateway.triton import EncoderRow, Generation, Piece, TritonConnection
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -114,7 +114,7 @@ class Service:
             return found  # type: ignore[no-any-return]
         vector = scope = None
         if self.settings.semantic_cache_model and isinstance(generation.prompt, str):
-            vectors, _ = await self.connection.embed(self.settings.semantic_cache_model, [generation.prompt])
+            vectors, _ = await self.encode(self.settings.semantic_cache_model, [generation.prompt], "embedding")
             vector, scope = vectors[0], json.dumps([generation.model, generation.sampling, shape], sort_keys=True)
             similar = self.semantic.get(scope, vector)
             if similar is not None:
@@ -128,7 +128,11 @@ class Service:
             self.semantic.put(scope, vector, answer)
         return answer
 
-    @property
-    def connection(self) -> TritonConnection:
-        """The first replica, for what any of them can do."""
-        return self.replicas.connections[0]
+    async def encode(self, model: str, rows: Sequence[EncoderRow], output: str) -> tuple[list[Any], int]:
+        """`TritonConnection.encode` on the replica with the least to do. Raises GatewayError."""
+        index, _ = await self.replicas.choose_ready("")
+        self.replicas.started(index)
+        try:
+            return await self.replicas.connections[index].encode(model, rows, output)
+        finally:
+            self.replicas.ended(index)
