@@ -33,6 +33,7 @@ def gateway(
     prefix_affinity: Annotated[bool, typer.Option(help="Send a conversation to the replica that holds it.")] = False,
     response_cache: Annotated[int, typer.Option(min=0, help="Entries of the exact response cache; 0: off.")] = 0,
     semantic_cache_model: Annotated[str, typer.Option(help="Served embedding model for the semantic cache.")] = "",
+    drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds to finish running requests at the end.")] = 30.0,
     log_prompts: Annotated[bool, typer.Option(help="Prompts in the access log.")] = False,
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM file; needs --tls-key.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file.")] = None,
@@ -62,4 +63,4 @@ def gateway(
         routes=routes,
         prefix_affinity=prefix_affinity,
     )
-    run_gateway(settings, host, port, tls_certificate=tls_certificate, tls_key=tls_key)
+    run_gateway(settings, host, port, tls_certificate=tls_certificate, tls_key=tls_key, drain_timeout=drain_timeout)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trtdecode.cli.repository import DEFAULT_REPOSITORY
 from trtdecode.errors import ServerError
+
+if TYPE_CHECKING:
+    from trtdecode.server.companion import Companion
+    from trtdecode.server.ports import Ports
 
 
 def register(app: typer.Typer) -> None:
@@ -24,11 +28,14 @@ def serve(
     metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
     log_file: Annotated[Path | None, typer.Option(help="tritonserver's output; default a temporary file.")] = None,
     drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds to finish running requests at the end.")] = 30.0,
+    openai: Annotated[bool, typer.Option("--openai", help="OpenAI's API and the page too, as `gateway` does.")] = False,
+    openai_port: Annotated[int, typer.Option(min=1, max=65535)] = 8080,
+    api_keys: Annotated[Path | None, typer.Option(help="With --openai: file with one key a line.")] = None,
 ) -> None:
     """Run a tritonserver and keep it serving.
 
-    A dead stub or server is noticed and replaced. SIGTERM or Ctrl-C drains: running requests finish, new ones are
-    refused, then the server ends; a second signal cancels what still runs.
+    A dead stub, server or gateway is noticed and replaced. SIGTERM or Ctrl-C drains: running requests finish, new ones
+    are refused, then the servers end; a second signal cancels what still runs.
     """
     from trtdecode.server import supervise
     from trtdecode.server.launch import TritonServer
@@ -38,16 +45,40 @@ def serve(
         models = ", ".join(server.client.ready_models()) or "no model"
         typer.echo(f"serving {models}: HTTP {server.http_address}, gRPC {server.grpc_address}, log {server.log_path}")
 
+    ports = Ports(http_port, grpc_port, metrics_port)
+    companion = _gateway(repository, ports, host, openai_port, api_keys, drain_timeout) if openai else None
     status = supervise.serve(
         repository,
-        ports=Ports(http_port, grpc_port, metrics_port),
+        ports=ports,
         host=host,
         log_path=log_file,
         options=supervise.SupervisorOptions(drain_timeout_s=drain_timeout),
         log=typer.echo,
         on_ready=announce,
+        companion=companion,
     )
     raise typer.Exit(status)
+
+
+def _gateway(
+    repository: Path, ports: Ports, host: str, port: int, api_keys: Path | None, drain_timeout: float
+) -> Companion:
+    """`trtdecode gateway` in front of this server. Wrong keys, a busy port or missing packages are said before it
+    starts."""
+    import sys
+
+    from trtdecode.gateway.run import check_can_run
+    from trtdecode.gateway.settings import read_api_keys
+    from trtdecode.server.companion import Companion
+
+    read_api_keys(api_keys)
+    check_can_run(host, port)
+    connect_host = "127.0.0.1" if host == "0.0.0.0" else host
+    command = [sys.executable, "-c", "import sys; from trtdecode.cli import main; sys.exit(main())", "gateway"]
+    command += [str(repository), "--host", host, "--port", str(port), "--triton", f"{connect_host}:{ports.grpc}"]
+    command += ["--metrics", f"http://{connect_host}:{ports.metrics}/metrics", "--drain-timeout", str(drain_timeout)]
+    command += ["--api-keys", str(api_keys)] if api_keys else []
+    return Companion("gateway", command, log=typer.echo)
 
 
 def drain(

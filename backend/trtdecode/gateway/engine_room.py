@@ -14,6 +14,7 @@ server does not tell.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -37,6 +38,7 @@ class EngineRoom:
         self._inspect = inspect
         self._latest: tuple[float, dict[str, Any]] | None = None
         self._lock = asyncio.Lock()
+        self._closed = asyncio.Event()
 
     async def metrics_text(self) -> str:
         """The servers' Prometheus text, one after another. Servers that are away are left out."""
@@ -53,10 +55,15 @@ class EngineRoom:
             return self._latest[1]
 
     async def events(self) -> AsyncGenerator[dict[str, Any]]:
-        """The object, again and again."""
-        while True:
+        """The object, again and again, until `close`."""
+        while not self._closed.is_set():
             yield await self.view()
-            await asyncio.sleep(INTERVAL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), INTERVAL)
+
+    def close(self) -> None:
+        """Ends every stream of events."""
+        self._closed.set()
 
     async def _scrape(self, before: tuple[float, dict[str, Any]] | None, now: float) -> dict[str, Any]:
         texts = await asyncio.gather(*(asyncio.to_thread(_read, url) for url in self._urls))

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from trtdecode.errors import ServerError
+from trtdecode.server.companion import Companion
 from trtdecode.server.drain import drain
 from trtdecode.server.health import Liveness, StubWatch, hung_load
 from trtdecode.server.launch import TritonServer
@@ -51,6 +52,8 @@ class Supervisor:
         make_server: a server that is not started yet, given the number of restarts so far.
         log: one line a call.
         on_ready: called after each start.
+        companion: what serves beside the server; it outlives the server's restarts, and finishes its work while the
+            server drains.
     """
 
     def __init__(
@@ -60,11 +63,13 @@ class Supervisor:
         *,
         log: Callable[[str], None] = print,
         on_ready: Callable[[TritonServer], None] | None = None,
+        companion: Companion | None = None,
     ) -> None:
         self._make_server = make_server
         self._options = options
         self._log = log
         self._on_ready = on_ready
+        self._companion = companion
         self._stop = threading.Event()
         self._hurry = threading.Event()
         self.num_restarts = 0
@@ -84,6 +89,14 @@ class Supervisor:
         Raises:
             ServerError: the first start failed (nothing has been served yet, so trying again would not help).
         """
+        try:
+            return self._serve()
+        finally:
+            if self._companion:  # already ended unless the server failed
+                self._companion.begin_end()
+                self._companion.wait_end(self._options.exit_timeout_s)
+
+    def _serve(self) -> int:
         backoff, failed_starts = self._options.first_backoff_s, 0
         while not self._stop.is_set():
             begin = time.monotonic()
@@ -91,6 +104,8 @@ class Supervisor:
             try:
                 server.start(self._options.ready_timeout_s)
                 failed_starts = 0
+                if self._companion:
+                    self._companion.start()
                 if self._on_ready:
                     self._on_ready(server)
                 reason = self._watch(server)
@@ -137,6 +152,8 @@ class Supervisor:
 
     def _drain_and_stop(self, server: TritonServer) -> int:
         self._log(f"draining (up to {self._options.drain_timeout_s:g} s; signal again to cancel what runs)")
+        if self._companion:
+            self._companion.begin_end()  # it passes on what the server finishes meanwhile
         thread = threading.Thread(target=self._drain, args=(server.pid, False), name="drain", daemon=True)
         thread.start()
         while thread.is_alive():
@@ -144,6 +161,8 @@ class Supervisor:
             if self._hurry.is_set():
                 self._drain(server.pid, True)
                 break
+        if self._companion:
+            self._companion.wait_end(self._options.exit_timeout_s)
         server.stop()
         self._log("stopped")
         return 0
@@ -167,6 +186,7 @@ def serve(
     options: SupervisorOptions | None = None,
     log: Callable[[str], None] = print,
     on_ready: Callable[[TritonServer], None] | None = None,
+    companion: Companion | None = None,
 ) -> int:
     """Supervised serving in the foreground, until SIGTERM or SIGINT; returns the exit status (0 after a signal)."""
     chosen = options or SupervisorOptions()
@@ -183,7 +203,7 @@ def serve(
             exit_timeout_s=chosen.exit_timeout_s,
         )
 
-    supervisor = Supervisor(make_server, chosen, log=log, on_ready=on_ready)
+    supervisor = Supervisor(make_server, chosen, log=log, on_ready=on_ready, companion=companion)
     with _handle_signals(supervisor.stop):
         return supervisor.run()
 
