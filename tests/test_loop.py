@@ -623,3 +623,23 @@ def test_cancellation_is_noticed_while_the_queue_waits(loop_class: Callable[...,
     loop.step()
     assert request.state is RequestState.FINISHED
     assert loop.kv.stats.num_prefix_queries == 0  # never started
+
+
+def test_inspect_answers_between_two_steps_while_busy_and_while_idle() -> None:
+    loop = make_loop()
+    with pytest.raises(TimeoutError):
+        loop.inspect(0.01)  # nobody steps
+    loop.start()
+    try:
+        total = loop.kv.pool.num_usable
+        assert loop.inspect(10) == {"blocks": [[0, total]], "blocks_per_cell": 1, "num_sequences": 0}
+        request = make_request(5, 200)
+        loop.submit(request)
+        seen = []
+        while request.finish_reason is None:
+            seen.append(loop.inspect(10))
+        owners = {owner for view in seen for owner, count in view["blocks"] if owner > 0}
+        assert owners <= {request.request_id}
+        assert all(sum(count for _, count in view["blocks"]) == total for view in seen)
+    finally:
+        loop.stop()

@@ -10,12 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 from trtdecode.config import ServingConfig
 from trtdecode.emitter import Emitter
 from trtdecode.errors import DeadlineExceeded, ExecutorFailed, RequestCancelled, RequestError
 from trtdecode.executor.base import Batch, BatchResult, Executor
+from trtdecode.kv_cache.block_map import block_map
 from trtdecode.kv_cache.manager import KVCacheManager
 from trtdecode.manifest import ModelSpec
 from trtdecode.metrics import LoopMetrics
@@ -67,6 +71,7 @@ class Loop:
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         self._wake = threading.Event()
+        self._inspections: deque[Future[dict[str, Any]]] = deque()
         self._watchdog = Watchdog(config.watchdog_ms, self._on_slow_step)
 
     def _reset(self) -> None:
@@ -143,6 +148,17 @@ class Loop:
         """Takes new requests again after a drain that has ended."""
         self._cancel_all = False
         self.admission.open_door()
+
+    def inspect(self, timeout: float = 1.0) -> dict[str, Any]:
+        """The map of KV blocks between two steps; see `block_map`.
+
+        Raises:
+            TimeoutError: the running step takes longer, or the loop's thread does not run.
+        """
+        future: Future[dict[str, Any]] = Future()
+        self._inspections.append(future)
+        self._wake.set()
+        return future.result(timeout)
 
     def stop(self) -> None:
         """Ends what is still inside with a cancellation, then the loop's thread. Idempotent."""
@@ -280,6 +296,8 @@ class Loop:
                 self._recover(error)
             self._watchdog.step_ends()
             self.metrics.set_gauges(self.scheduler)
+            while self._inspections:
+                self._inspections.popleft().set_result(block_map(self.kv, self.scheduler.running))
             was_busy = is_busy
             if not is_busy:
                 self._wake.wait(_POLL_S if self.admission.num_inside else None)

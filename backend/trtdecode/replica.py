@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trtdecode.config import ServingConfig
 from trtdecode.errors import InvalidRequest
@@ -222,6 +223,10 @@ class Replica:
         Returns True when every accepted request has had its final event.
         """
         return self._loop.drain(cancel=cancel, timeout=timeout_s)
+
+    def inspect(self) -> dict[str, Any]:
+        """The map of KV blocks; see `kv_cache/block_map.py`. Raises TimeoutError while a step takes long."""
+        return self._loop.inspect()
 
     def resume(self) -> None:
         """Takes new work again after a drain."""

@@ -128,7 +128,7 @@ class DecoderModel:
         self._sender = Sender(self._log.log_error, keepalive_s=self._config.serving.keepalive_ms / 1000)
         self._slow_intake = ThreadPoolExecutor(1, thread_name_prefix="trtdecode-intake")
         self._publisher = self._start_metrics(args["model_instance_name"])
-        handlers = {"drain": self._drain, "resume": self._resume, "status": self._status}
+        handlers = {"drain": self._drain, "resume": self._resume, "status": self._status, "inspect": self._inspect}
         self._control = ControlServer(args["model_instance_name"], handlers)
         self._log_what_loaded(manifest, time.monotonic() - begin)
 
@@ -232,6 +232,9 @@ class DecoderModel:
     def _resume(self, _command: dict[str, Any]) -> dict[str, Any]:
         self._replica.resume()
         return {}
+
+    def _inspect(self, _command: dict[str, Any]) -> dict[str, Any]:
+        return self._replica.inspect()
 
     def _status(self, _command: dict[str, Any]) -> dict[str, Any]:
         return {

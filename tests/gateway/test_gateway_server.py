@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 from chain_model import PEPPER, cycle_text
 from gateway_fixtures import KEY, Gateway
 from triton_fixtures import metric, wait_for
+from trtdecode.gateway.local_inspect import LocalInspector
 
 pytestmark = pytest.mark.triton_server
 
@@ -345,3 +347,33 @@ def test_the_engine_room_tells_what_runs(gateway: Gateway) -> None:
     figures = json.loads(line[6:])["replicas"][0]["models"]["smollm2"]
     assert figures["kv_blocks_total"] > 100
     assert figures["kv_blocks_used"] <= figures["kv_blocks_total"]
+
+
+def test_the_engine_room_maps_blocks_to_sequences(gateway: Gateway) -> None:
+    """Two streams and the blocks that ended requests left for a hit."""
+    for prompt in ("a " * 100, "b " * 100):
+        completion(gateway, model="smollm2", prompt=prompt, max_tokens=1)
+    # Token 2 ends an answer of this model.
+    long = {"model": "smollm2", "stream": True, "max_tokens": 1500, "logit_bias": {"2": -100}, **GREEDY}
+    with (
+        gateway.client.stream("POST", "/v1/completions", json={**long, "prompt": "x"}) as first,
+        gateway.client.stream("POST", "/v1/completions", json={**long, "prompt": "y"}) as second,
+        gateway.client.stream("GET", "/v1/engine") as engine,
+    ):
+        next(first.iter_lines()), next(second.iter_lines())
+        views = (json.loads(line[6:]) for line in engine.iter_lines() if line.startswith("data: {"))
+        models = (view["replicas"][0]["models"]["smollm2"] for view in views)
+        figures = next(found for found in models if found.get("num_sequences") == 2)
+    counts: dict[int, int] = {}
+    for owner, count in figures["blocks"]:
+        counts[owner] = counts.get(owner, 0) + count
+    assert sum(counts.values()) == figures["kv_blocks_total"]
+    assert len([owner for owner in counts if owner > 0]) == 2
+    assert counts[-1] >= 6  # 100 tokens are three full blocks of 32 each
+    assert counts[0] > 0
+
+
+def test_a_replica_elsewhere_has_counts_and_no_map(gateway: Gateway) -> None:
+    assert asyncio.run(LocalInspector(("triton.example:8001",))(0, "chain")) is None
+    assert asyncio.run(LocalInspector(("127.0.0.1:9",))(0, "chain")) is None
+    assert asyncio.run(LocalInspector((gateway.server.grpc_address,))(0, "chain"))["blocks_per_cell"] == 1

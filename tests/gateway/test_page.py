@@ -66,9 +66,39 @@ def test_a_chat_streams_and_shows_its_speed(page: Any) -> None:
 
 
 def test_the_engine_room_moves(page: Any) -> None:
-    page.wait_for_function("/used, .* of \\d+/.test(document.getElementById('blocks-text').textContent)")
+    page.wait_for_function("/used.* of \\d+/.test(document.getElementById('blocks-text').textContent)")
     page.wait_for_function("document.getElementById('running').textContent === '0'")
     assert page.inner_text("#status") == "Connected"
+
+
+def test_the_map_of_blocks_is_coloured_by_sequence(page: Any, gateway: Gateway) -> None:
+    """Free, cached and two running sequences: four colours and the gaps between squares."""
+    page.select_option("#model", "smollm2")
+    # Token 2 ends an answer of this model.
+    body = {"model": "smollm2", "prompt": "z " * 300, "max_tokens": 1500, "stream": True, "logit_bias": {"2": -100}}
+    httpx.post(f"{gateway.url}/v1/completions", json={**body, "max_tokens": 1}, timeout=30)
+    with (
+        httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=60) as first,
+        httpx.stream(
+            "POST", f"{gateway.url}/v1/completions", json={**body, "prompt": "y " * 300}, timeout=60
+        ) as second,
+    ):
+        next(first.iter_lines()), next(second.iter_lines())
+        page.wait_for_function("/used by 2 sequences/.test(document.getElementById('blocks-text').textContent)")
+        colours = page.evaluate(
+            """() => {
+                const canvas = document.getElementById('blocks');
+                const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+                const counts = {};
+                for (let i = 0; i < pixels.length; i += 4) {
+                    const key = pixels.slice(i, i + 4).join(' ');
+                    if (pixels[i + 3] === 255) counts[key] = (counts[key] ?? 0) + 1;
+                }
+                return counts;
+            }"""
+        )
+    areas = [colour for colour, count in colours.items() if count > 20]
+    assert len(areas) >= 3  # free and one for each sequence; edges blend
 
 
 def test_a_refusal_is_shown_as_text(page: Any) -> None:

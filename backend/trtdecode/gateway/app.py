@@ -19,6 +19,7 @@ from trtdecode.gateway.completions import completion_events, completion_response
 from trtdecode.gateway.engine_room import EngineRoom
 from trtdecode.gateway.errors import GatewayError, invalid
 from trtdecode.gateway.limits import CallerLimits, KeyRing
+from trtdecode.gateway.local_inspect import LocalInspector
 from trtdecode.gateway.middleware import RequestGate, error_response
 from trtdecode.gateway.routing import read_router
 from trtdecode.gateway.sampling import chat_parameters, completion_parameters
@@ -35,7 +36,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.service = Service(settings, router)
-        app.state.engine_room = EngineRoom(settings.metrics_urls)
+        app.state.engine_room = EngineRoom(settings.metrics_urls, LocalInspector(settings.triton_urls))
         yield
         await app.state.service.close()
 

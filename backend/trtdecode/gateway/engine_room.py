@@ -4,11 +4,12 @@
         "requests_running": 3, "requests_waiting": 0, "kv_blocks_total": 1024, "kv_blocks_used": 40,
         "kv_blocks_cached": 12, "preemptions_total": 0, "generation_tokens_total": 9120,
         "tokens_per_s": 211.5, "prefix_hit_rate": 0.62,
-        "blocks": [[7, 12], [-1, 12], [9, 28], [0, 972]]}}}]}
+        "num_sequences": 2, "blocks_per_cell": 1, "blocks": [[7, 12], [-1, 12], [9, 28], [0, 972]]}}}]}
 
 `tokens_per_s` is since the object before; `prefix_hit_rate` is of all prompt tokens looked up since the load.
-`blocks` are runs of [owner, count] over the pool: 0 free, -1 cached, otherwise the sequence's number; absent where the
-server does not tell.
+`blocks` are runs of [owner, count] over the pool: 0 free, -1 cached, otherwise the number of a sequence that has the
+block. In large pools a cell of the map stands for `blocks_per_cell` blocks. These three are absent where the server
+does not tell: on another machine, or in the middle of a long step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _GAUGES = ("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks
 _COUNTERS = ("preemptions_total", "generation_tokens_total", "prompt_tokens_total")
 _PREFIX = "trtdecode_"
 
-Inspect = Callable[[int, str], Awaitable[list[list[int]] | None]]  # (replica, model) -> runs of blocks
+Inspect = Callable[[int, str], Awaitable[dict[str, Any] | None]]  # (replica, model) -> the map's three fields
 
 
 class EngineRoom:
@@ -76,8 +77,7 @@ class EngineRoom:
                 seconds = now - before[0] if before and earlier else 0.0
                 figures["tokens_per_s"] = round(max(0.0, produced) / seconds, 1) if seconds else 0.0
                 blocks = await self._inspect(index, name) if self._inspect else None
-                if blocks is not None:
-                    figures["blocks"] = blocks
+                figures |= blocks or {}
             replicas.append({"index": index, "ready": text is not None, "models": models})
         return {"replicas": replicas}
 

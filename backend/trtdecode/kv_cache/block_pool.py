@@ -68,6 +68,10 @@ class BlockPool:
         """Unreferenced blocks kept for a hit."""
         return len(self._cached)
 
+    def cached_blocks(self) -> list[int]:
+        """Ids of the unreferenced blocks kept for a hit, least recently used first."""
+        return list(self._cached)
+
     def ref_count(self, block_id: int) -> int:
         return int(self._ref_counts[block_id])
 

@@ -6,7 +6,9 @@ socket answers when the work is done, which a signal cannot. One line of JSON ea
     {"command": "drain", "cancel": false, "timeout_s": 30}  ->  {"ok": true, "drained": true, "live": 0}
     {"command": "resume"}                                   ->  {"ok": true}
     {"command": "status"}                                   ->  {"ok": true, "model": "smollm2", "live": 3, ...}
+    {"command": "inspect"}                                  ->  {"ok": true, "blocks": [[7, 12], [0, 88]], ...}
 
+`inspect` is the map of KV blocks (`kv_cache/block_map.py`).
 The sockets lie in one folder per user (or $TRTDECODE_RUNTIME_DIR), readable by that user alone.
 """
 
@@ -27,7 +29,7 @@ from typing import Any
 from trtdecode.errors import ServerError
 
 RUNTIME_DIR_VARIABLE = "TRTDECODE_RUNTIME_DIR"
-_MAX_LINE = 65_536
+_MAX_LINE = 1 << 20
 _ANSWER_TIMEOUT_S = 5.0
 
 

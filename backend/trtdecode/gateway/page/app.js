@@ -124,12 +124,12 @@ function colour(sequence) {
 function drawBlocks(figures) {
   const canvas = $("blocks"), context = canvas.getContext("2d");
   const style = getComputedStyle(document.documentElement);
-  const total = figures.kv_blocks_total;
   const runs = figures.blocks ?? [
     [1, figures.kv_blocks_used], [-1, figures.kv_blocks_cached],
-    [0, total - figures.kv_blocks_used - figures.kv_blocks_cached],
+    [0, figures.kv_blocks_total - figures.kv_blocks_used - figures.kv_blocks_cached],
   ];
-  const columns = Math.max(1, Math.ceil(Math.sqrt(total * (canvas.width / canvas.height))));
+  const cells = runs.reduce((sum, [, count]) => sum + count, 0);
+  const columns = Math.max(1, Math.ceil(Math.sqrt(cells * (canvas.width / canvas.height))));
   const size = canvas.width / columns;
   context.clearRect(0, 0, canvas.width, canvas.height);
   let block = 0;
@@ -141,8 +141,10 @@ function drawBlocks(figures) {
       context.fillRect((block % columns) * size, Math.floor(block / columns) * size, size - gap, size - gap);
     }
   }
+  const by = figures.num_sequences === undefined ? "" : ` by ${figures.num_sequences} sequences`;
+  const scale = figures.blocks_per_cell > 1 ? `; a square is ${figures.blocks_per_cell} blocks` : "";
   $("blocks-text").textContent =
-    `${figures.kv_blocks_used} used, ${figures.kv_blocks_cached} cached, of ${total}`;
+    `${figures.kv_blocks_used} used${by}, ${figures.kv_blocks_cached} cached, of ${figures.kv_blocks_total}${scale}`;
 }
 
 function drawHistory() {
