@@ -191,7 +191,7 @@ def main(arguments: list[str]) -> None:
     asked = parser.parse_args(arguments)
     variants = []
     for graph in asked.graphs:
-        label = f"{graph.parent.name}/" if len(asked.graphs) > 1 else ""
+        label = f"{graph.parent.name}/{graph.stem} " if len(asked.graphs) > 1 else ""
         for name, options in map(parse_options, asked.variant or ["default"]):
             variants.append(executor_variant(label + name, graph, options))
             if not asked.no_bound:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trtdecode.manifest import read_manifest
+
 POOL_BYTES = 2 << 30
 
 
@@ -17,6 +19,18 @@ def settings(threads: int, asked: Sequence[str] = ()) -> dict[str, str]:
     prefix caching is off unless asked for."""
     fixed = {"kv_cache_bytes": str(POOL_BYTES), "num_threads": str(threads), "enable_prefix_caching": "false"}
     return fixed | dict(text.split("=", 1) for text in asked)
+
+
+def exact_settings(version_dir: Path) -> list[str]:
+    """As the demo serves: the checkpoint's own 4-bit codes where the version has them, everything computed in f32."""
+    return ["precision=int4"] if "int4" in read_manifest(version_dir).graphs else []
+
+
+def fast_settings(version_dir: Path) -> list[str]:
+    """INT8 weights and activations, and bfloat16 in large steps where the CPU has it, as llama.cpp and OpenVINO GenAI
+    choose by themselves."""
+    weights = ["precision=int8"] if "int8" in read_manifest(version_dir).graphs else []
+    return [*weights, f"compute_precision={'mixed' if 'amx_bf16' in instructions() else 'int8'}"]
 
 
 def precision_of(facts: Mapping[str, str]) -> str:

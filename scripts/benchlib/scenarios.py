@@ -6,7 +6,7 @@
     burst    requests arrive at random (Poisson) at a base rate that keeps the server three quarters busy, then 30 %
              more: TTFT and inter-token latency of both halves, milliseconds; ours through Triton only
 
-Systems take turns; medians of `--repeats` are printed. A transformers batch runs to its longest answer and pads, as
+Ours computes as the peers do by themselves (`-fast` in `scripts/bench serving`). Systems take turns; medians of `--repeats` are printed. A transformers batch runs to its longest answer and pads, as
 that library does; its row is in `poisson` only.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from own_settings import machine, settings
+from own_settings import fast_settings, machine, settings
 from systems import Process, System, Triton, TritonBench, Unavailable, own_python, peer_command
 from trtdecode.client import StreamStats
 
@@ -39,7 +39,7 @@ class Bench:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
         self.random = np.random.default_rng(1234)
-        caching = [*asked.set, "enable_prefix_caching=true", "max_num_seqs=32"]
+        caching = [*fast_settings(asked.version_dir), *asked.set, "enable_prefix_caching=true", "max_num_seqs=32"]
         self.server = TritonBench(asked.version_dir, settings(asked.threads, caching))
         self.systems: list[System] = [Triton("trtdecode-triton", self.server, stream=True)]
         self.unavailable: dict[str, str] = {}

@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from own_settings import instructions, machine, settings
+from own_settings import exact_settings, fast_settings, machine, settings
 from systems import PlainTriton, Process, System, Triton, TritonBench, Unavailable, own_python, peer_command
 from trtdecode.errors import TrtdecodeError
 
 OURS = "trtdecode-triton"
-#: What `-fast` rows ask for: INT8 activations, and bfloat16 where the CPU has it, as llama.cpp and OpenVINO GenAI
-#: choose by themselves.
-FAST = {True: "compute_precision=mixed", False: "compute_precision=int8"}
 SEED = 1234
 
 
@@ -62,6 +59,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--fast-set",
         action="append",
+        default=[],
         metavar="NAME=VALUE",
         help="of the rows called -fast: the same, but computed in a precision like the peers' own",
     )
@@ -74,7 +72,8 @@ def _start(asked: argparse.Namespace) -> tuple[list[System], dict[str, str]]:
     """Starts every system that can run here; the others are named with the reason."""
     log = Path(tempfile.mkstemp(prefix="trtdecode-bench-", suffix=".log")[1])
     threads, version_dir, gguf = asked.threads, asked.version_dir, asked.gguf
-    fast = [*asked.set, *(asked.fast_set or [FAST["amx_bf16" in instructions()]])]
+    exact = [*exact_settings(version_dir), *asked.set]
+    fast = [*fast_settings(version_dir), *asked.set, *asked.fast_set]
     servers: dict[tuple[str, ...], TritonBench] = {}
 
     def triton(more: list[str], *, stream: bool) -> Any:
@@ -98,10 +97,10 @@ def _start(asked: argparse.Namespace) -> tuple[list[System], dict[str, str]]:
         return lambda name: Process(name, command, log)
 
     makers = {
-        OURS: triton(asked.set, stream=True),
-        f"{OURS}-unary": triton(asked.set, stream=False),
-        "trtdecode": own(*asked.set),
-        "matmuls": own("bound", *asked.set),
+        OURS: triton(exact, stream=True),
+        f"{OURS}-unary": triton(exact, stream=False),
+        "trtdecode": own(*exact),
+        "matmuls": own("bound", *exact),
         f"{OURS}-fast": triton(fast, stream=True),
         f"{OURS}-fast-unary": triton(fast, stream=False),
         "trtdecode-fast": own(*fast),
