@@ -6,8 +6,8 @@
     burst    requests arrive at random (Poisson) at a base rate that keeps the server three quarters busy, then 30 %
              more: TTFT and inter-token latency of both halves, milliseconds; ours through Triton only
 
-Ours computes as the peers do by themselves (`-fast` in `scripts/bench serving`). Systems take turns; medians of `--repeats` are printed. A transformers batch runs to its longest answer and pads, as
-that library does; its row is in `poisson` only.
+Ours computes as the peers do by themselves (`-fast` in `scripts/bench serving`). Systems take turns; medians of
+`--repeats` are printed.
 """
 
 from __future__ import annotations
