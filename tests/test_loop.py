@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from trtdecode.loop import Loop
 from trtdecode.overlap import OverlappedLoop
 from trtdecode.overlap import make_loop as make_configured_loop
 from trtdecode.protocols import SampleResult
+from trtdecode.replay import replay_file
 from trtdecode.request import FinishReason, Request, RequestState, TokenEvent, TokenLogprob
 
 
@@ -337,6 +339,37 @@ def test_blocks_of_a_failed_step_are_not_found_again(loop_class: Callable[..., L
     loop.submit(again)
     steps(loop)
     assert (again.num_cached_tokens, again.output_ids) == (0, alone(again))
+
+
+@pytest.mark.parametrize("steps_before", [1, 2, 3])
+def test_a_lost_cache_ends_what_runs_and_nothing_of_it_is_found_again(
+    loop_class: Callable[..., Loop], silent: None, tmp_path: Path, steps_before: int
+) -> None:
+    """Two run, one waits: it is answered. A cached prompt of before is computed anew. The recorder tells the same."""
+    executor = FakeExecutor(65, 4)
+    loop = make_loop(loop_class=loop_class, executor=executor, max_num_seqs=2, recorder_steps=1000)
+    cached = make_request(14)
+    loop.submit(cached)
+    steps(loop)
+    events: list[Events] = [[], [], []]
+    requests = [make_request([i] * 9, 12, on_event=events[i].append) for i in range(3)]
+    loop.submit(*requests)
+    for _ in range(steps_before):
+        loop.step()
+    executor.lose_next = True
+    steps(loop)
+    for got in events[:2]:
+        final = collect(got)[1]
+        assert isinstance(final.error, ExecutorFailed)
+        assert str(final.error) == "executor fake: injected loss"
+    assert collect(events[2])[0] == alone(requests[2])
+    again = make_request(14)
+    loop.submit(again)
+    steps(loop)
+    assert (again.num_cached_tokens, again.output_ids) == (0, alone(again))
+    assert_nothing_left(loop)
+    path = loop.recorder.save(tmp_path / "dump.json")
+    assert path is not None and replay_file(path).is_same
 
 
 def test_samples_of_a_failed_prompt_compute_it_themselves(loop_class: Callable[..., Loop], silent: None) -> None:

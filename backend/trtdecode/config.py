@@ -20,6 +20,8 @@ EXECUTORS = ("auto", "openvino", "tensorrt", "torch")
 PRECISIONS = ("auto", "f32", "f16", "bf16", "fp16", "fp8", "int8", "int8_weight", "int4")
 COMPUTE_PRECISIONS = ("auto", "f32", "int8", "bf16", "f16", "mixed")
 KV_CACHE_PRECISIONS = ("auto", "f32", "u8", "f16", "bf16", "fp8", "int8")
+#: vLLM's names.
+RANK_STARTERS = ("auto", "mp", "ray")
 
 #: Keys of `parameters` that belong to Triton and its Python backend; they pass through unread.
 TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH", "TRITON_BATCH_STRATEGY_PATH"})
@@ -54,6 +56,9 @@ class ServingConfig:
     recorder_steps: int = 256
     verify_checksums: bool = True
     build_missing_engines: bool = False
+    tensor_parallel_size: int = 0  # 0: as the version was imported; anything else must be just that
+    pipeline_parallel_size: int = 0
+    distributed_executor_backend: str = "auto"  # who starts ranks: mp (processes here), ray (actors, several machines)
     overlap: bool = True  # prepare step n+1 while step n runs
     keepalive_ms: float = 0.0  # a stream silent for longer gets an empty delta, which notices HTTP disconnects; 0: off
 
@@ -174,6 +179,9 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "recorder_steps": _integer(1, 1 << 20),
     "verify_checksums": _boolean,
     "build_missing_engines": _boolean,
+    "tensor_parallel_size": _integer(0, 1024),
+    "pipeline_parallel_size": _integer(0, 1024),
+    "distributed_executor_backend": _choice(RANK_STARTERS),
     "overlap": _boolean,
     "keepalive_ms": _number(0.0, _DAY_MS),
 }

@@ -18,7 +18,7 @@ from typing import Any
 from trtdecode.config import ServingConfig
 from trtdecode.emitter import Emitter
 from trtdecode.errors import DeadlineExceeded, ExecutorFailed, RequestCancelled, RequestError
-from trtdecode.executor.base import Batch, BatchResult, Executor
+from trtdecode.executor.base import Batch, BatchResult, CacheLost, Executor
 from trtdecode.kv_cache.block_map import block_map
 from trtdecode.kv_cache.manager import KVCacheManager
 from trtdecode.manifest import ModelSpec
@@ -224,7 +224,10 @@ class Loop:
     def _apply(self, plan: Schedule, outcome: BatchResult | Exception) -> None:
         """Takes in what a step computed: tokens, stops, published blocks. If it failed, its requests end, no others."""
         if isinstance(outcome, Exception):
-            self._fail(plan, f"executor {self._executor.name} raised {outcome!r}")
+            if isinstance(outcome, CacheLost):
+                self._lose_cache(plan, f"executor {self._executor.name}: {outcome}")
+            else:
+                self._fail(plan, f"executor {self._executor.name} raised {outcome!r}")
             return
         self.scheduler.update(plan)
         outcome = without_ended(plan, outcome)
@@ -267,6 +270,14 @@ class Loop:
         for request in plan.requests:
             if request.state is not RequestState.FINISHED:
                 self._end(request, FinishReason.ERROR, ExecutorFailed(text))
+
+    def _lose_cache(self, plan: Schedule, text: str) -> None:
+        """Everything that runs ends, scheduled in this step or not; what waits has no blocks and goes on."""
+        self._fail(plan, text)
+        for request in list(self.scheduler.running):
+            self._end(request, FinishReason.ERROR, ExecutorFailed(text))
+        self.kv.pool.forget()
+        self.recorder.cache_lost()
 
     def _end(self, request: Request, reason: FinishReason, error: RequestError) -> None:
         self._finish(request)

@@ -122,6 +122,12 @@ def rank_dir(version_dir: Path, rank: int) -> Path:
     return version_dir / f"rank_{rank}"
 
 
+def rank_dirs(version_dir: Path, manifest: Manifest) -> tuple[Path, ...]:
+    """The ranks' folders; none for a whole model."""
+    num_ranks = manifest.ranks.num_ranks
+    return tuple(rank_dir(version_dir, rank) for rank in range(num_ranks)) if num_ranks > 1 else ()
+
+
 def sha256_of(path: Path) -> str:
     """Hex digest, read in 4 MiB pieces."""
     with path.open("rb") as file:

@@ -82,6 +82,9 @@ class Recorder:
     def failed(self, plan: Schedule, text: str) -> None:
         self._note("failed", [request.request_id for request in plan.requests], text)
 
+    def cache_lost(self) -> None:
+        self._note("cache_lost")
+
     def finished(self, request: Request) -> None:
         self._note("finished", request.request_id)
 

@@ -143,6 +143,9 @@ class _Replay:
     def _failed(self, ids: list[int], text: str) -> None:
         """The ends that followed are entries of their own."""
 
+    def _cache_lost(self) -> None:
+        self._scheduler.kv.pool.forget()
+
     def _finished(self, request_id: int) -> None:
         self._scheduler.finish(self._requests[request_id])
 

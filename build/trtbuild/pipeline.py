@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trtdecode.errors import CheckpointError, UnsupportedError
-from trtdecode.manifest import FileEntry, Manifest, ModelSpec, entry_of, write_manifest
+from trtdecode.manifest import Manifest, ModelSpec, RankLayout, entry_of, write_manifest
 
 from trtbuild.checkpoint import Checkpoint, Weights, open_checkpoint
 from trtbuild.checkpoint.huggingface import tokenizer_files
@@ -27,6 +27,7 @@ from trtbuild.graph.author import PRECISIONS, author_graph, config_of
 from trtbuild.graph.check import check_graph
 from trtbuild.graph.encoder_config import EncoderConfig
 from trtbuild.graph.family import ModelConfig
+from trtbuild.ranks import check_layout, write_rank_graphs, write_rank_manifests
 
 #: Packages whose versions the manifest records.
 BUILDER_PACKAGES = ("trtdecode", "onnx", "onnx-ir", "numpy", "gguf")
@@ -58,6 +59,7 @@ class _Import:
     checkpoint: Checkpoint
     config: ModelConfig
     overrides: dict[str, Any]
+    ranks: RankLayout
     graphs: dict[str, str] = field(default_factory=dict)
 
 
@@ -71,6 +73,7 @@ def import_checkpoint(
     overrides: Mapping[str, Any] | None = None,
     tokenizer: Path | None = None,
     replace: bool = False,
+    ranks: RankLayout | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> ImportReport:
     """Writes `model_dir`/`version` and, where there is none, a minimal `model_dir`/config.pbtxt.
@@ -84,11 +87,12 @@ def import_checkpoint(
         overrides: config keys to replace, dotted for nested ones; see `checkpoint.overrides`.
         tokenizer: a folder whose tokenizer files are used instead of the checkpoint's.
         replace: overwrite an existing version.
+        ranks: how many ranks the model is split over; each gets a folder of its own (ranks.py). Default one.
         progress: called with one line at the start of each stage.
 
     Raises:
         CheckpointError: see `open_checkpoint` and `author_graph`; or the version exists and `replace` is false.
-        UnsupportedError: an unknown precision.
+        UnsupportedError: an unknown precision, or a model that does not divide by the ranks.
         ConfigError: an override that nothing reads.
     """
     if precisions is not None:
@@ -103,13 +107,17 @@ def import_checkpoint(
     config = config_of(checkpoint)
     if precisions is None:
         precisions = (default_precision(config, checkpoint.weights),)
+    ranks = ranks or RankLayout()
+    if ranks.num_ranks > 1:
+        check_layout(config, ranks)
+        decisions.append(f"split over {ranks.num_ranks} ranks: {ranks}; embedding and head are whole on each")
     report = ImportReport(checkpoint.source, version_dir, config.spec, tuple(precisions))
     report.decisions += decisions + _describe(checkpoint, config, report.precisions)
     staging = model_dir / f".import-{version}-{os.getpid()}"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        state = _Import(source, staging, report.precisions, report, checkpoint, config, dict(overrides or {}))
+        state = _Import(source, staging, report.precisions, report, checkpoint, config, dict(overrides or {}), ranks)
         for title, stage in STAGES:
             progress(title)
             begin = time.perf_counter()
@@ -143,14 +151,17 @@ def _write_graphs(state: _Import) -> None:
     for precision in state.precisions:
         stem = "decoder" if state.config.spec.task == "generate" else "encoder"
         file_name = f"{stem}.onnx" if precision == "f32" else f"{stem}.{precision}.onnx"
-        author_graph(state.checkpoint, state.staging / file_name, precision)
+        if state.ranks.num_ranks == 1:
+            author_graph(state.checkpoint, state.staging / file_name, precision)
+        else:
+            write_rank_graphs(state.checkpoint, state.staging, file_name, precision, state.ranks)
         state.graphs[precision] = file_name
 
 
 def _check_graphs(state: _Import) -> None:
     assert isinstance(state.checkpoint.config, TrackedConfig)
     check_read(state.checkpoint.config, state.overrides)
-    for file_name in state.graphs.values():
+    for file_name in state.graphs.values() if state.ranks.num_ranks == 1 else ():  # ranks' graphs have been checked
         check_graph(state.staging / file_name, state.config.spec)
 
 
@@ -170,13 +181,17 @@ def _write_report(state: _Import) -> None:
 
 def _write_manifest(state: _Import) -> None:
     files = {path.name: entry_of(path) for path in sorted(state.staging.iterdir()) if path.is_file()}
-    state.report.num_bytes = _total(files)
+    split = state.ranks.num_ranks > 1
+    if split:
+        write_rank_manifests(state.staging, state.config, state.checkpoint.source, state.graphs, state.ranks)
+    state.report.num_bytes = sum(path.stat().st_size for path in state.staging.rglob("*") if path.is_file())
     manifest = Manifest(
         spec=state.config.spec,
         source=state.checkpoint.source,
-        graphs=state.graphs,
+        graphs={} if split else state.graphs,
         files=files,
         builder={package: _version_of(package) for package in BUILDER_PACKAGES},
+        ranks=state.ranks,
     )
     write_manifest(state.staging, manifest)
 
@@ -247,10 +262,6 @@ def _describe_task(config: EncoderConfig) -> str:
     if config.task == "embed":
         return f"{text}, {config.pooling} pooling, {'length 1' if config.normalize else 'not normalised'}"
     return f"{text}, {config.num_labels} scores"
-
-
-def _total(files: dict[str, FileEntry]) -> int:
-    return sum(entry.num_bytes for entry in files.values())
 
 
 def _version_of(package: str) -> str:

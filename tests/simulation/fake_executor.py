@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 import numpy.typing as npt
-from trtdecode.executor.base import Batch, BatchResult
+from trtdecode.executor.base import Batch, BatchResult, CacheLost
 
 EMPTY, GARBAGE = -1, -2
 
@@ -37,6 +37,7 @@ class FakeExecutor:
         self.num_steps = 0
         self.num_tokens = 0
         self.fail_next = False
+        self.lose_next = False  # everything
         self._slots = np.full((num_blocks, block_size), EMPTY, np.int32)
 
     def execute(self, batch: Batch) -> BatchResult:
@@ -67,6 +68,10 @@ class FakeExecutor:
         assert batch.max_context_len == max(
             past + query_begins[i + 1] - query_begins[i] for i, past in enumerate(batch.past_lens.tolist())
         )
+        if self.lose_next:
+            self.lose_next = False
+            slots[:] = GARBAGE
+            raise CacheLost("injected loss")
         if fails:
             raise RuntimeError("injected fault")
         return BatchResult(None, np.array(self._hashes(batch, histories), np.int64))

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtdecode.errors import ConfigError
+from trtdecode.manifest import rank_dirs, read_manifest
 
 if TYPE_CHECKING:
-    from trtbuild.engine.build_options import BuildReport
+    from rich.console import Console
+    from trtbuild.engine.build_options import BuildOptions, BuildReport
     from trtbuild.quantize.recipe import Recipe
 
     from trtdecode.plan.devices import Device
@@ -56,7 +58,7 @@ def build(
     With `--onnx` any stateless model becomes one engine by the same rules, precisions, checks and report.
     """
     from rich.console import Console
-    from trtbuild.build_engines import BuildOptions, Recipe, build_engines
+    from trtbuild.build_engines import BuildOptions, Recipe
     from trtbuild.quantize.mixed import MixedPrecision, read_mixed
     from trtbuild.quantize.quality import read_limits
 
@@ -83,9 +85,18 @@ def build(
         limits=read_limits(limits) if limits else None,
         calibration_texts=_lines(calibration) if calibration else (),
     )
+    for folder in rank_dirs(version_dir, read_manifest(version_dir)) or (version_dir,):
+        _print_report(_build_version(folder, precision, sm, flavour, recipe, options, console))
+
+
+def _build_version(
+    folder: Path, precision: str, sm: int, flavour: str, recipe: Recipe, options: BuildOptions, console: Console
+) -> BuildReport:
+    from trtbuild.build_engines import build_engines
+
     with console.status("starting") as status:
-        result = build_engines(
-            version_dir,
+        return build_engines(
+            folder,
             precision,
             sm,
             flavour=flavour,
@@ -94,7 +105,6 @@ def build(
             progress=lambda stage, done, total: status.update(f"{stage} {done}/{total}"),
             report=status.update,
         )
-    _print_report(result)
 
 
 def _build_onnx(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trtdecode.cli.repository import DEFAULT_REPOSITORY, versions_of
+from trtdecode.manifest import RankLayout
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +28,8 @@ def import_model(
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer.json to use instead.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite an existing version.")] = False,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Split heads and MLPs over so many ranks.")] = 1,
+    pipeline_parallel_size: Annotated[int, typer.Option(min=1, help="Split the layers into so many stages.")] = 1,
 ) -> None:
     """Turn a checkpoint into a model version.
 
@@ -50,6 +53,7 @@ def import_model(
             overrides=dict(parse_setting(text) for text in setting or []),
             tokenizer=tokenizer,
             replace=replace,
+            ranks=RankLayout(tensor_parallel_size, pipeline_parallel_size),
             progress=status.update,
         )
     for decision in report.decisions:

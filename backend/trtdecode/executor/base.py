@@ -25,6 +25,10 @@ GRAPH_INPUTS = (
     "logit_indices",
 )
 GRAPH_OUTPUT = "logits"
+#: f32[T, hidden] between pipeline stages: every stage but the first has the input, every one but the last the output
+#: (instead of logits).
+HIDDEN_INPUT = "hidden_in"
+HIDDEN_OUTPUT = "hidden_out"
 OPERATOR_DOMAIN = "trtdecode"
 
 
@@ -64,6 +68,10 @@ class BatchResult:
     argmax: npt.NDArray[np.int64] | None = None  # [S]; the lowest id wins a tie
 
 
+class CacheLost(Exception):
+    """A step failed and what all blocks held is gone with it: every sequence that has blocks must end or start over."""
+
+
 class Executor(Protocol):
     """Runs batches. Not thread-safe: the loop's thread is the only caller."""
 
@@ -74,7 +82,8 @@ class Executor(Protocol):
     def execute(self, batch: Batch) -> BatchResult:
         """Writes the step's K/V into its blocks, attends, and returns logits for `batch.logit_indices`.
 
-        Raises whatever the runtime raises; the loop turns it into ExecutorFailed for this batch's requests.
+        Raises whatever the runtime raises; the loop turns it into ExecutorFailed for this batch's requests, after
+        CacheLost for all that run.
         """
         ...
 

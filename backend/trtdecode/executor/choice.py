@@ -15,7 +15,7 @@ class ExecutorChoice:
     """One log line, and a field of the model's metadata."""
 
     executor: str  # "openvino", "tensorrt" or "torch"
-    device: str  # "cpu" or "cuda:N"
+    device: str  # "cpu" or "cuda:N"; "cuda" where ranks have one each
     reason: str
     alternative: str  # what would change the choice
 
@@ -49,11 +49,33 @@ def choose_executor(
             "use KIND_CPU to serve this model on the CPU"
         )
     on_gpu = kind == "GPU" or (kind == "MODEL" and ordinal < len(devices.gpu_sms))
+    if manifest.ranks.num_ranks > 1:
+        return _split_choice(config, manifest, devices, kind)
     if config.executor != "auto":
         return _asked_for(config.executor, devices, kind, f"cuda:{ordinal}" if on_gpu else "cpu")
     if not on_gpu:
         return _cpu_choice(kind, devices)
     return _gpu_choice(config, manifest, devices, kind, ordinal)
+
+
+def _split_choice(config: ServingConfig, manifest: Manifest, devices: Devices, kind: str) -> ExecutorChoice:
+    """For a version of several ranks: torch on each, on GPUs where KIND_MODEL allows and there are any."""
+    layout = manifest.ranks
+    if config.executor not in ("auto", "torch"):
+        raise ConfigError(
+            f"executor: {config.executor} runs on one rank, but the version is split ({layout}); "
+            "use executor torch, or import it again without a split"
+        )
+    if kind == "GPU":
+        raise ConfigError(
+            f"instance_group kind: KIND_GPU is one instance a GPU, but the version is split ({layout}); use KIND_MODEL"
+        )
+    if not devices.has_torch:
+        raise ConfigError(f"the version is split ({layout}), which needs torch; pip install 'trtdecode[torch]'")
+    reason = f"the version is split ({layout})"
+    if kind == "MODEL" and devices.gpu_sms:
+        return ExecutorChoice("torch", "cuda", f"{reason}, GPUs are here", "KIND_CPU would leave them alone")
+    return ExecutorChoice("torch", "cpu", reason, "GPUs with KIND_MODEL would change it")
 
 
 def _asked_for(executor: str, devices: Devices, kind: str, device: str) -> ExecutorChoice:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtdecode.config import ServingConfig
-from trtdecode.errors import ManifestError
+from trtdecode.errors import ConfigError, ManifestError
 from trtdecode.executor.base import Executor
 from trtdecode.executor.choice import ExecutorChoice, choose_executor
 from trtdecode.executor.devices import find_devices
 from trtdecode.executor.machine import memory_bytes
-from trtdecode.manifest import Manifest, verify_files
+from trtdecode.manifest import Manifest, RankLayout, verify_files
 
 if TYPE_CHECKING:
     from trtdecode.executor.gpu_factory import GpuOptions
@@ -49,7 +49,12 @@ def create_executor(
         UnsupportedError: the graph or the library version is not supported.
     """
     devices = find_devices()
+    check_ranks(config, manifest.ranks)
     choice = choose_executor(config, manifest, devices, device_kind=device_kind, device_id=device_id)
+    if manifest.ranks.num_ranks > 1:
+        from trtdecode.executor.ranks.factory import parallel_executor
+
+        return parallel_executor(config, manifest, version_dir, choice, devices, gpu_options), choice
     if choice.executor == "openvino":
         return _openvino_executor(config, manifest, version_dir), choice
     if choice.device == "cpu":
@@ -96,6 +101,17 @@ def _torch_executor(config: ServingConfig, manifest: Manifest, version_dir: Path
         dtype=dtype,
         kv_dtype=dtype if config.kv_cache_precision == "auto" else config.kv_cache_precision,
     )
+
+
+def check_ranks(config: ServingConfig, ranks: RankLayout) -> None:
+    """Raises ConfigError where the configuration asks for another split than the version was imported with."""
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        asked, have = getattr(config, name), getattr(ranks, name)
+        if asked not in (0, have):
+            raise ConfigError(
+                f"parameters.{name}: got {asked}, but the version was imported with {have}; leave it out, or import "
+                f"again with `trtdecode import --{name.replace('_', '-')} {asked}`"
+            )
 
 
 def graph_file_of(config: ServingConfig, manifest: Manifest, preference: tuple[str, ...]) -> str:

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtdecode.executor.base import GRAPH_OUTPUT, OPERATOR_DOMAIN, Batch, BatchResult
+from trtdecode.executor.base import (
+    GRAPH_OUTPUT,
+    HIDDEN_INPUT,
+    HIDDEN_OUTPUT,
+    OPERATOR_DOMAIN,
+    Batch,
+    BatchResult,
+)
 from trtdecode.executor.cuda_graphs import StepOutput, graph_sizes
 from trtdecode.executor.device_pages import DEFAULT_BLOCK_SIZE, KernelAttention, PagePool
 from trtdecode.executor.device_runner import DeviceRunner, output_of
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtdecode.executor.cuda_device import Device
+    from trtdecode.executor.ranks.links import RankLinks
 
 
 class TorchCudaExecutor:
@@ -34,6 +42,7 @@ class TorchCudaExecutor:
         kv_cache_bytes: size of the block pool; 0 takes `kv_cache_fraction` of what is free after the weights.
         graphs: capture decode steps.
         graph_batch_sizes: which (`optimization.cuda.graph_spec`); empty for the default ladder.
+        links: to the other ranks, where the graph is one rank's part; `hidden_size` is then the model's.
 
     Raises:
         UnsupportedError: an operator, or a KV precision that the GPU has not.
@@ -56,6 +65,8 @@ class TorchCudaExecutor:
         block_size: int = DEFAULT_BLOCK_SIZE,
         graphs: bool = True,
         graph_batch_sizes: Sequence[int] = (),
+        links: RankLinks | None = None,
+        hidden_size: int = 0,
     ) -> None:
         from trtdecode.executor.graph_interpreter import GraphInterpreter
 
@@ -69,8 +80,13 @@ class TorchCudaExecutor:
             graph,
             device=device.torch_device,
             dtype=torch_dtype("precision", dtype),
-            seam_operators={f"{OPERATOR_DOMAIN}::PagedAttention": self._attend},
+            seam_operators={
+                f"{OPERATOR_DOMAIN}::PagedAttention": self._attend,
+                **({f"{OPERATOR_DOMAIN}::AllReduce": lambda _node, part: links.all_reduce(part)} if links else {}),
+            },
         )
+        self._links = links
+        self._hidden_size = hidden_size if HIDDEN_INPUT in graph.inputs else 0
         buffer = StepBuffer(device, limits, block_size)
         self._attention = KernelAttention(device, specs, max_num_seqs=limits.max_num_seqs)
         num_bytes = kv_cache_bytes or int(kv_cache_fraction * device.free_bytes())
@@ -119,7 +135,20 @@ class TorchCudaExecutor:
         }
         # The seam takes lengths and caches from the step and the pool; the graph only names them.
         feeds = {name: known.get(name, ragged.context_lens) for name in self._graph_inputs}
-        return output_of(self._interpreter.run(feeds)[GRAPH_OUTPUT])
+        if self._links is not None and self._hidden_size:
+            feeds[HIDDEN_INPUT] = self._links.receive(self._empty_hidden(step.num_tokens))
+        outputs = self._interpreter.run(feeds)
+        if self._links is not None and HIDDEN_OUTPUT in outputs:
+            hidden = outputs[HIDDEN_OUTPUT]
+            self._links.send(hidden)
+            return output_of(hidden[step.logit_indices, :1])  # of the right length; nobody reads it
+        return output_of(outputs[GRAPH_OUTPUT])
+
+    def _empty_hidden(self, num_tokens: int) -> torch.Tensor:
+        import torch
+
+        dtype = torch_dtype("precision", self._dtype)
+        return torch.empty((num_tokens, self._hidden_size), dtype=dtype, device=self._device.torch_device)
 
     def _attend(
         self, node: Node, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_batch: torch.Tensor

@@ -14,13 +14,21 @@ import numpy as np
 
 from trtdecode.errors import ConfigError, ManifestError
 from trtdecode.executor.attention_spec import AttentionSpec
-from trtdecode.executor.base import GRAPH_OUTPUT, OPERATOR_DOMAIN, Batch, BatchResult
+from trtdecode.executor.base import (
+    GRAPH_OUTPUT,
+    HIDDEN_INPUT,
+    HIDDEN_OUTPUT,
+    OPERATOR_DOMAIN,
+    Batch,
+    BatchResult,
+)
 from trtdecode.executor.kv_pool import blocks_in_budget
 from trtdecode.executor.onnx_graph import Node, OnnxGraph, attention_specs, read_graph
 
 if TYPE_CHECKING:
     import torch
 
+    from trtdecode.executor.ranks.links import RankLinks
     from trtdecode.executor.torch_attention import PagedStep
 
 #: config's names of types, and torch's attribute names
@@ -37,6 +45,7 @@ class TorchExecutor:
         device: a torch device ("cpu", "cuda:0").
         dtype: of weights and computation: "f32", "f16" or "bf16".
         kv_dtype: of the cache; "" is `dtype`.
+        links: to the other ranks, where the graph is one rank's part; `hidden_size` is then the model's.
 
     Raises:
         UnsupportedError: the graph has operators that torch_operators.py lacks.
@@ -55,6 +64,8 @@ class TorchExecutor:
         device: str = "cpu",
         dtype: str = "f32",
         kv_dtype: str = "",
+        links: RankLinks | None = None,
+        hidden_size: int = 0,
     ) -> None:
         import torch
 
@@ -71,11 +82,16 @@ class TorchExecutor:
         self.num_blocks = blocks_in_budget(kv_cache_bytes, block_bytes * self._kv_dtype.itemsize)
         self._caches = self._allocate_caches(graph, list(specs.values()))
         self._attention = _PagedAttention(specs)
+        self._links = links
+        self._hidden_size = hidden_size if HIDDEN_INPUT in graph.inputs else 0
         self._interpreter = GraphInterpreter(
             graph,
             device=self._device,
             dtype=self._dtype,
-            seam_operators={f"{OPERATOR_DOMAIN}::PagedAttention": self._attention},
+            seam_operators={
+                f"{OPERATOR_DOMAIN}::PagedAttention": self._attention,
+                **({f"{OPERATOR_DOMAIN}::AllReduce": lambda _node, part: links.all_reduce(part)} if links else {}),
+            },
         )
 
     def execute(self, batch: Batch) -> BatchResult:
@@ -92,7 +108,14 @@ class TorchExecutor:
         }
         feeds["logit_indices"] = torch.from_numpy(np.ascontiguousarray(batch.logit_indices)).to(self._device)
         feeds["max_context_len"] = torch.tensor(batch.max_context_len, dtype=torch.int32, device=self._device)
-        logits = self._interpreter.run({**feeds, **self._caches}, self.observer)[GRAPH_OUTPUT]
+        if self._links is not None and self._hidden_size:
+            shape = (batch.num_tokens, self._hidden_size)
+            feeds[HIDDEN_INPUT] = self._links.receive(torch.empty(shape, dtype=self._dtype, device=self._device))
+        outputs = self._interpreter.run({**feeds, **self._caches}, self.observer)
+        if self._links is not None and HIDDEN_OUTPUT in outputs:
+            self._links.send(outputs[HIDDEN_OUTPUT])
+            return BatchResult(logits=None)  # the last stage answers
+        logits = outputs[GRAPH_OUTPUT]
         if batch.argmax_only:
             # numpy's and torch's argmax both return the first of equal maxima on a CPU; CUDA's does not promise it.
             best = logits.amax(dim=-1, keepdim=True)

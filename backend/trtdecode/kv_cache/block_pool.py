@@ -139,6 +139,14 @@ class BlockPool:
         """How many of these are cached only: retaining them lowers `num_available` by as many."""
         return sum(block_id in self._cached for block_id in block_ids)
 
+    def forget(self) -> None:
+        """Nothing can be found any more: the content of all blocks is gone."""
+        self._free.extend(self._cached)
+        self._cached.clear()
+        self._by_digest.clear()
+        self._keys = [None] * self.num_blocks
+        self._has_key[:] = False
+
     def state(self) -> PoolState:
         """A copy, for the flight recorder."""
         return PoolState(list(self._free), list(self._cached), list(self._keys))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trtdecode.errors import LoadError, ManifestError
-from trtdecode.manifest import MANIFEST_FILE, read_manifest, sha256_of, verify_files
+from trtdecode.manifest import MANIFEST_FILE, rank_dirs, read_manifest, sha256_of, verify_files
 
 PARTIAL = ".partial"
 ROLLED_BACK = ".rolled_back"
@@ -75,15 +75,19 @@ def publish(source: Path, model_dir: Path, number: int) -> Path:
     partial = model_dir / f".{number}{PARTIAL}"
     shutil.rmtree(partial, ignore_errors=True)  # of a promotion that was killed
     manifest = read_manifest(source)
-    names = [*manifest.files, MANIFEST_FILE]
-    names += [path.relative_to(source).as_posix() for path in source.glob("reports/*") if path.is_file()]
+    names = []
+    for folder in (source, *rank_dirs(source, manifest)):
+        promised = [folder / name for name in (*read_manifest(folder).files, MANIFEST_FILE)]
+        reports = [path for path in folder.glob("reports/*") if path.is_file()]
+        names += [path.relative_to(source).as_posix() for path in (*promised, *reports)]
     try:
         for name in dict.fromkeys(names):
             destination = partial / name
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, destination)
             _sync(destination)
-        verify_files(partial, manifest)
+        for copied in (partial, *rank_dirs(partial, manifest)):
+            verify_files(copied, read_manifest(copied))
         for folder in {(partial / name).parent for name in names}:
             _sync(folder)
         partial.rename(target)

@@ -32,7 +32,7 @@ from trtbuild.engine.layer_report import LayerReport, SegmentLayers, read_report
 from trtbuild.engine.parity_run import ParityRun
 from trtbuild.engine.prepare import PreparedGraph, prepare_graph
 from trtbuild.engine.profiles import shape_ranges
-from trtbuild.engine.segments import CutGraph, Segment, cut, load_graph
+from trtbuild.engine.segments import CutGraph, Segment, cut, is_rank_part, load_graph
 from trtbuild.engine.source_graph import expand_int8, reference_name, source_name
 from trtbuild.engine.tables import settle_tables, typed_specs, write_tables
 from trtbuild.engine.timing_cache import timing_cache_key, timing_cache_path
@@ -99,6 +99,7 @@ class DecoderJob:
             self._directory, recipe.precision, target.sm, target.tensorrt.flavour, target.tensorrt.version
         )
         model = load_graph(self._graph_path)
+        self._is_part = is_rank_part(model.graph)
         recipe.mixed.require_matches(model.graph)
         expand_int8(model)
         statistics = self._statistics(input_widths(model.graph))
@@ -169,6 +170,9 @@ class DecoderJob:
 
     def _parity(self, pieces: CutGraph, tables: Mapping[str, ir.TensorProtocol]) -> ParityRun | None:
         tokens = self._tokens(self._options.evaluation_texts or shipped_texts("evaluation.txt"))
+        if self._is_part:
+            self._report("one rank's part of a model: parity with float32 is not measured")
+            return None
         if tokens is None:
             self._report("no tokenizer in the version: parity with float32 is not measured")
             return None
@@ -177,6 +181,11 @@ class DecoderJob:
     def _statistics(self, widths: Mapping[str, int]) -> Statistics:
         if not self._recipe.needs_calibration:
             return {}
+        if self._is_part:
+            raise BuildError(
+                f"{self._version_dir}: precision {self._recipe.precision} is calibrated with text, and one rank's part "
+                "of a model cannot run by itself; build fp16, bf16, int8_weight, or int4 with --int4-method rtn"
+            )
         tokens = self._tokens(self._texts)
         if tokens is None:
             raise BuildError(

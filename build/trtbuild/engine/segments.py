@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 from trtdecode.errors import BuildError, ManifestError
-from trtdecode.executor.base import GRAPH_INPUTS, GRAPH_OUTPUT, OPERATOR_DOMAIN
+from trtdecode.executor.base import GRAPH_INPUTS, GRAPH_OUTPUT, HIDDEN_INPUT, OPERATOR_DOMAIN
 from trtdecode.executor.engine_steps import (
     EngineStep,
     GatherStep,
@@ -93,14 +93,20 @@ def cut(model: ir.Model) -> CutGraph:
     return _Cutter(model, seams, gathers, rows).cut()
 
 
+def is_rank_part(graph: ir.Graph) -> bool:
+    """Whether this is one rank's part of a decoder, which computes nothing that means anything by itself."""
+    return graph.outputs[0].name != GRAPH_OUTPUT or any(
+        node.op_type == "AllReduce" or HIDDEN_INPUT in (value.name for value in node.inputs if value is not None)
+        for node in graph
+    )
+
+
 def _declare_output(seam: ir.Node) -> None:
-    """ONNX cannot infer the shapes of our operators: attention gives [T, heads * head_dim], AllReduce its input's."""
+    """ONNX cannot infer the shapes of our operators: attention gives [T, heads * head_dim]; AllReduce says its own."""
     output = seam.outputs[0]
     if seam.op_type == "PagedAttention":
         width = seam.attributes["num_heads"].as_int() * seam.attributes["head_dim"].as_int()
         output.shape = ir.Shape([TOKENS, width])
-    elif seam.inputs[0] is not None:
-        output.shape = seam.inputs[0].shape
     output.dtype = ir.DataType.FLOAT if seam.inputs[0] is None else seam.inputs[0].dtype or ir.DataType.FLOAT
 
 
@@ -168,7 +174,8 @@ class _Cutter:
             segments.append(segment)
         tables = {name: value.const_value for name, value in self._tables.items()}
         assert all(tensor is not None for tensor in tables.values())
-        return CutGraph(tuple(steps), tuple(segments), self._tensors, tables)
+        output = self._graph.outputs[0].name or GRAPH_OUTPUT
+        return CutGraph(tuple(steps), tuple(segments), self._tensors, tables, output)
 
     def _find_levels(self) -> dict[ir.Node, int]:
         """For each node the number of seams on the longest way to it; a seam opens the level that it leads into."""

@@ -28,15 +28,15 @@ class Projected:
 
 def qkv_projection(g: GraphBuilder, x: ir.Value, name: str, config: DecoderConfig) -> Projected:
     """`q_proj`, `k_proj` and `v_proj` under `name` as one matmul."""
-    query_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     names = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
-    merged = merged_linear(g, x, names, config.hidden_size, (query_width, kv_width, kv_width), f"{name}.qkv_proj")
+    widths = (config.query_rows, config.kv_rows, config.kv_rows)
+    merged = merged_linear(g, x, names, config.hidden_size, widths, f"{name}.qkv_proj")
     return split_qkv(g, merged, config)
 
 
 def split_qkv(g: GraphBuilder, merged: ir.Value, config: DecoderConfig) -> Projected:
     """q, k, v from side by side [T, (num_heads + 2 num_kv_heads) * head_dim]."""
-    query_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    query_width, kv_width = config.query_rows.size, config.kv_rows.size
     return Projected(*g.multi_op("Split", merged, g.ints(query_width, kv_width, kv_width), num_outputs=3, axis=1))
 
 

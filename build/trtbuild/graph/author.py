@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 from trtdecode.errors import UnsupportedError
 
 from trtbuild.checkpoint import Checkpoint
 from trtbuild.graph.builder import IR_VERSION, GraphBuilder
+from trtbuild.graph.config import DecoderConfig
 from trtbuild.graph.family import ModelConfig
 from trtbuild.graph.registry import family_of
-from trtbuild.graph.weight_file import WeightFile
+from trtbuild.graph.weight_file import WeightFile, write_model
 
 #: Storage of matrices; "int4" needs a checkpoint that is stored in 4 bits.
 PRECISIONS = ("f32", "int8", "int4")
@@ -25,30 +24,38 @@ def config_of(checkpoint: Checkpoint) -> ModelConfig:
     return family.read_config(family.name, checkpoint.config)
 
 
-def author_graph(checkpoint: Checkpoint, path: Path, precision: str) -> None:
+def config_for_rank(config: ModelConfig, tensor_rank: int, tensor_parallel_size: int) -> DecoderConfig:
+    """One rank's part of a decoder. Raises UnsupportedError where it does not divide, and for encoders."""
+    if not isinstance(config, DecoderConfig):
+        raise UnsupportedError(
+            f"tensor_parallel_size {tensor_parallel_size}: {config.family} is an encoder; only decoders are split"
+        )
+    return config.for_rank(tensor_rank, tensor_parallel_size)
+
+
+def author_graph(
+    checkpoint: Checkpoint, path: Path, precision: str, *, tensor_rank: int = 0, tensor_parallel_size: int = 1
+) -> None:
     """Writes `path` (.onnx) and `path` + ".data" beside it, streaming the weights.
+
+    With `tensor_parallel_size` > 1 it is the part of one rank, with an AllReduce after each attention and MLP.
 
     Raises:
         CheckpointError: a tensor is missing, misshapen, damaged or of a type that cannot be read.
-        UnsupportedError: the precision is not one of PRECISIONS, or the config asks for something not built.
+        UnsupportedError: the precision is not one of PRECISIONS, the config asks for something not built, or the model
+            does not divide by the number of ranks.
     """
     if precision not in PRECISIONS:
         raise UnsupportedError(f"precision {precision!r} cannot be authored; choose one of {', '.join(PRECISIONS)}")
     config = config_of(checkpoint)
+    if tensor_parallel_size > 1:
+        config = config_for_rank(config, tensor_rank, tensor_parallel_size)
     with WeightFile(path.with_name(f"{path.name}.data")) as file:
         g = GraphBuilder(f"{config.family}-{precision}", checkpoint.weights, file, precision)
-        family_of(checkpoint.config).write(g, checkpoint.config)
+        family_of(checkpoint.config).write(g, config)  # type: ignore[arg-type]  # a family reads its own kind
     if precision == "int4" and not g.num_packed:
         raise UnsupportedError(
             f"precision int4: {checkpoint.source} stores no matrix in 4-bit codes that can be kept; import it as int8, "
             "or quantise engines with `trtdecode build`"
         )
-    model = ir.Model(g.graph, ir_version=IR_VERSION, producer_name="trtbuild")
-    _write_proto(ir.to_proto(model), path)
-
-
-def _write_proto(proto: onnx.ModelProto, path: Path) -> None:
-    with path.open("wb") as file:
-        file.write(proto.SerializeToString())
-        file.flush()
-        os.fsync(file.fileno())
+    write_model(ir.Model(g.graph, ir_version=IR_VERSION, producer_name="trtbuild"), path)

@@ -61,15 +61,15 @@ def _decoder_layer(g: GraphBuilder, step: Step, config: DecoderConfig, layer: in
     post_norm = config.raw.get("apply_residual_connection_post_layernorm", False)
     with g.scope("attention"):
         x = layer_norm(g, h, f"{name}.input_layernorm", width, epsilon)
-        ungroup = functools.partial(ungroup_qkv, num_groups=config.num_heads, queries_per_group=1)
-        merged = linear(g, x, f"{name}.self_attention.query_key_value", width, 3 * width, restore=ungroup)
+        ungroup = functools.partial(ungroup_qkv, num_groups=config.heads.full, queries_per_group=1)
+        merged = linear(g, x, f"{name}.self_attention.query_key_value", width, config.qkv_rows, restore=ungroup)
         attended = paged_attention(g, step, config, layer, split_qkv(g, merged, config))
-        attended = linear(g, attended, f"{name}.self_attention.dense", width, width)
+        attended = linear(g, attended, f"{name}.self_attention.dense", config.query_rows, width)
         h = g.op("Add", x if post_norm else h, attended)
     with g.scope("mlp"):
         x = layer_norm(g, h, f"{name}.post_attention_layernorm", width, epsilon)
         names = (f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h")
-        fed = plain_mlp(g, x, names, width, config.inner_size, activation(config.activation))
+        fed = plain_mlp(g, x, names, width, config.inner, activation(config.activation))
         return g.op("Add", x if post_norm else h, fed)
 
 

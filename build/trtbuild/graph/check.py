@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 from trtdecode.errors import LoadError
-from trtdecode.executor.base import GRAPH_INPUTS, GRAPH_OUTPUT, OPERATOR_DOMAIN
+from trtdecode.executor.base import GRAPH_INPUTS, GRAPH_OUTPUT, HIDDEN_INPUT, HIDDEN_OUTPUT, OPERATOR_DOMAIN
 from trtdecode.executor.encoder_base import EMBEDDING_OUTPUT, ENCODER_INPUTS, SCORES_OUTPUT
 from trtdecode.manifest import ModelSpec
 
@@ -18,8 +18,12 @@ class GraphCheckError(LoadError):
     """A graph does not keep the contract; nothing is published."""
 
 
-def check_graph(path: Path, spec: ModelSpec) -> None:
+def check_graph(path: Path, spec: ModelSpec, *, is_first: bool = True, is_last: bool = True) -> None:
     """Raises GraphCheckError naming the node or tensor that breaks the contract.
+
+    Args:
+        spec: of the graph itself: of a stage's layers, of a rank's heads.
+        is_first, is_last: which pipeline stage the graph is; a whole decoder is both.
 
     Checked: the ONNX schema and inferred shapes of every operator; inputs and output by name and order; one
     PagedAttention a layer of a decoder; every DequantizeLinear has an explicit axis (ONNX's default is wrong for
@@ -30,15 +34,15 @@ def check_graph(path: Path, spec: ModelSpec) -> None:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise GraphCheckError(f"{path}: not a valid ONNX graph: {error}") from error
     model = onnx.load(os.fspath(path), load_external_data=False)
-    _check_interface(path, model, spec)
+    _check_interface(path, model, spec, is_first=is_first, is_last=is_last)
     for node in model.graph.node:
         _check_node(path, node)
     for tensor in model.graph.initializer:
         _check_extent(path, tensor)
 
 
-def _check_interface(path: Path, model: onnx.ModelProto, spec: ModelSpec) -> None:
-    wanted_inputs, wanted_output = _contract(spec)
+def _check_interface(path: Path, model: onnx.ModelProto, spec: ModelSpec, *, is_first: bool, is_last: bool) -> None:
+    wanted_inputs, wanted_output = _contract(spec, is_first=is_first, is_last=is_last)
     inputs = [value.name for value in model.graph.input]
     if inputs != wanted_inputs:
         raise GraphCheckError(f"{path}: inputs are {inputs}, the contract says {wanted_inputs}")
@@ -53,11 +57,12 @@ def _check_interface(path: Path, model: onnx.ModelProto, spec: ModelSpec) -> Non
         raise GraphCheckError(f"{path}: {len(attention)} PagedAttention nodes for {spec.num_layers} layers")
 
 
-def _contract(spec: ModelSpec) -> tuple[list[str], str]:
+def _contract(spec: ModelSpec, *, is_first: bool, is_last: bool) -> tuple[list[str], str]:
     """Input names in order, and the output's name."""
     if spec.task == "generate":
         caches = [f"{kind}_cache.{layer}" for layer in range(spec.num_layers) for kind in ("key", "value")]
-        return [*GRAPH_INPUTS, *caches], GRAPH_OUTPUT
+        hidden = [] if is_first else [HIDDEN_INPUT]
+        return [*GRAPH_INPUTS, *caches, *hidden], GRAPH_OUTPUT if is_last else HIDDEN_OUTPUT
     return list(ENCODER_INPUTS), EMBEDDING_OUTPUT if spec.task == "embed" else SCORES_OUTPUT
 
 

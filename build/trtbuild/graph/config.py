@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from trtdecode.errors import CheckpointError
 from trtdecode.manifest import ModelSpec
 
 from trtbuild.graph.rope_frequencies import LONGROPE_NAMES, RopeConfig, rope_from_config
+from trtbuild.graph.share import Share, even_share, kv_head_share
 
 RawConfig = Mapping[str, Any]
 
@@ -21,9 +23,9 @@ class DecoderConfig:
     family: str
     num_layers: int
     hidden_size: int
-    inner_size: int  # of the MLP
-    num_heads: int
-    num_kv_heads: int
+    inner: Share  # units of the MLP
+    heads: Share
+    kv_heads: Share
     head_dim: int
     vocab_size: int
     max_context_len: int
@@ -38,6 +40,47 @@ class DecoderConfig:
     raw: RawConfig
     softcap: float = 0.0  # attention scores become softcap * tanh(score / softcap); 0 means off
     alibi_slopes: tuple[float, ...] = ()  # one a head: scores lose slope * distance; empty means off
+
+    @property
+    def num_heads(self) -> int:
+        """Of this rank."""
+        return self.heads.size
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Of this rank."""
+        return self.kv_heads.size
+
+    @property
+    def query_rows(self) -> Share:
+        """Rows of the query projection: num_heads * head_dim."""
+        return self.heads.times(self.head_dim)
+
+    @property
+    def kv_rows(self) -> Share:
+        """Rows of the key projection, and of the value projection: num_kv_heads * head_dim."""
+        return self.kv_heads.times(self.head_dim)
+
+    @property
+    def qkv_rows(self) -> Share:
+        """Rows of Q, K and V in one matrix, in this order."""
+        return Share.joined(self.query_rows, self.kv_rows, self.kv_rows)
+
+    def for_rank(self, rank: int, num_ranks: int) -> DecoderConfig:
+        """The part that one of `num_ranks` tensor-parallel ranks computes.
+
+        Raises:
+            UnsupportedError: heads, KV heads or inner units do not divide by the number of ranks.
+        """
+        heads = even_share("attention heads", self.heads.full, rank, num_ranks)
+        ((first, last),) = heads.ranges
+        return dataclasses.replace(
+            self,
+            inner=even_share("inner units of the MLP", self.inner.full, rank, num_ranks),
+            heads=heads,
+            kv_heads=kv_head_share(self.kv_heads.full, rank, num_ranks),
+            alibi_slopes=self.alibi_slopes[first:last],
+        )
 
     @property
     def spec(self) -> ModelSpec:
@@ -115,6 +158,7 @@ def make_config(
     *,
     num_layers: int,
     hidden_size: int,
+    inner_size: int,
     num_heads: int,
     tied_default: bool,
     num_kv_heads: int | None = None,
@@ -129,8 +173,9 @@ def make_config(
         family=family,
         num_layers=num_layers,
         hidden_size=hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads or num_heads,
+        inner=Share.whole(inner_size),
+        heads=Share.whole(num_heads),
+        kv_heads=Share.whole(num_kv_heads or num_heads),
         head_dim=head_dim,
         vocab_size=required(raw, "vocab_size"),
         attention_scale=head_dim**-0.5 if attention_scale is None else attention_scale,

@@ -72,7 +72,7 @@ def _decoder_layer(
     attn_in = norm(h, "ln_attn" if two_norms else "input_layernorm")
     with g.scope("attention"):
         attended = paged_attention(g, step, config, layer, _heads(g, attn_in, config, angles, name))
-        attended = linear(g, attended, f"{name}.self_attention.dense", config.hidden_size, config.hidden_size)
+        attended = linear(g, attended, f"{name}.self_attention.dense", config.query_rows, config.hidden_size)
     if two_norms:
         mlp_in = norm(h, "ln_mlp")
     elif config.raw.get("parallel_attn", True) or config.raw.get("new_decoder_architecture"):
@@ -85,10 +85,10 @@ def _decoder_layer(
 
 def _heads(g: GraphBuilder, x: ir.Value, config: DecoderConfig, angles: Rotary | None, name: str) -> Projected:
     ungroup = functools.partial(
-        ungroup_qkv, num_groups=config.num_kv_heads, queries_per_group=config.num_heads // config.num_kv_heads
+        ungroup_qkv, num_groups=config.kv_heads.full, queries_per_group=config.heads.full // config.kv_heads.full
     )
-    num_out = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    merged = linear(g, x, f"{name}.self_attention.query_key_value", config.hidden_size, num_out, restore=ungroup)
+    name = f"{name}.self_attention.query_key_value"
+    merged = linear(g, x, name, config.hidden_size, config.qkv_rows, restore=ungroup)
     heads = split_qkv(g, merged, config)
     return heads if angles is None else rotate_heads(g, heads, config, angles)
 
@@ -96,7 +96,7 @@ def _heads(g: GraphBuilder, x: ir.Value, config: DecoderConfig, angles: Rotary |
 def _mlp(g: GraphBuilder, x: ir.Value, config: DecoderConfig, name: str) -> ir.Value:
     with g.scope("mlp"):
         names = (f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h")
-        return plain_mlp(g, x, names, config.hidden_size, config.inner_size, activation(config.activation))
+        return plain_mlp(g, x, names, config.hidden_size, config.inner, activation(config.activation))
 
 
 FALCON = Family("falcon", ("FalconForCausalLM",), read_config, build)

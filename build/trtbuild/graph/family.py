@@ -33,9 +33,8 @@ class Family:
     read_config: Callable[[str, RawConfig], DecoderConfig]
     build: Callable[[GraphBuilder, Step, DecoderConfig], ir.Value]
 
-    def write(self, g: GraphBuilder, raw: RawConfig) -> None:
+    def write(self, g: GraphBuilder, config: DecoderConfig) -> None:
         """Declares the inputs, builds, declares the output."""
-        config = self.read_config(self.name, raw)
         logits = self.build(g, declare_step(g, config), config)
         g.output(GRAPH_OUTPUT, logits, ir.DataType.FLOAT, ["S", config.vocab_size])
 
@@ -49,9 +48,8 @@ class EncoderFamily:
     read_config: Callable[[str, RawConfig], EncoderConfig]
     build: Callable[[GraphBuilder, EncoderStep, EncoderConfig], ir.Value]
 
-    def write(self, g: GraphBuilder, raw: RawConfig) -> None:
+    def write(self, g: GraphBuilder, config: EncoderConfig) -> None:
         """Declares the inputs, builds, declares the output."""
-        config = self.read_config(self.name, raw)
         result = self.build(g, declare_encoder_step(g), config)
         if config.num_labels:
             g.output(SCORES_OUTPUT, result, ir.DataType.FLOAT, ["B", config.num_labels])

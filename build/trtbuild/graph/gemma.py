@@ -106,14 +106,14 @@ def _decoder_layer(
         heads = qkv_projection(g, x, f"{name}.self_attn", config)
         heads = norm_qk(g, heads, f"{name}.self_attn", config, weight_offset=NORM_OFFSET)
         x = paged_attention(g, step, config, layer, rotate_heads(g, heads, config, angles))
-        x = linear(g, x, f"{name}.self_attn.o_proj", config.num_heads * config.head_dim, width)
+        x = linear(g, x, f"{name}.self_attn.o_proj", config.query_rows, width)
         if post_norms:
             x = _norm(g, x, f"{name}.post_attention_layernorm", config)
         h = g.op("Add", h, x)
     with g.scope("mlp"):
         before = "pre_feedforward_layernorm" if post_norms else "post_attention_layernorm"
         x = _norm(g, h, f"{name}.{before}", config)
-        x = gated_mlp(g, x, f"{name}.mlp", width, config.inner_size, activation(config.activation))
+        x = gated_mlp(g, x, f"{name}.mlp", width, config.inner, activation(config.activation))
         if post_norms:
             x = _norm(g, x, f"{name}.post_feedforward_layernorm", config)
         return g.op("Add", h, x)

@@ -53,12 +53,12 @@ def build(g: GraphBuilder, step: Step, config: DecoderConfig) -> ir.Value:
 
 
 def _decoder_layer(g: GraphBuilder, step: Step, config: DecoderConfig, layer: int, h: ir.Value, name: str) -> ir.Value:
-    width, inner = config.hidden_size, config.inner_size
+    width, inner = config.hidden_size, config.inner
     with g.scope("attention"):
         x = layer_norm(g, h, f"{name}.ln_1", width, config.norm_epsilon)
-        merged = linear(g, x, f"{name}.attn.c_attn", width, 3 * width, restore=transpose)
+        merged = linear(g, x, f"{name}.attn.c_attn", width, config.qkv_rows, restore=transpose)
         x = paged_attention(g, step, config, layer, split_qkv(g, merged, config))
-        h = g.op("Add", h, linear(g, x, f"{name}.attn.c_proj", width, width, restore=transpose))
+        h = g.op("Add", h, linear(g, x, f"{name}.attn.c_proj", config.query_rows, width, restore=transpose))
     with g.scope("mlp"):
         x = layer_norm(g, h, f"{name}.ln_2", width, config.norm_epsilon)
         x = activation(config.activation)(g, linear(g, x, f"{name}.mlp.c_fc", width, inner, restore=transpose))

@@ -62,16 +62,17 @@ def _decoder_layer(
     width, epsilon = config.hidden_size, config.norm_epsilon
     with g.scope("attention"):
         x = layer_norm(g, h, f"{name}.input_layernorm", width, epsilon)
-        ungroup = functools.partial(ungroup_qkv, num_groups=config.num_heads, queries_per_group=1)
-        merged = linear(g, x, f"{name}.attention.query_key_value", width, 3 * width, restore=ungroup)
+        ungroup = functools.partial(ungroup_qkv, num_groups=config.heads.full, queries_per_group=1)
+        merged = linear(g, x, f"{name}.attention.query_key_value", width, config.qkv_rows, restore=ungroup)
         heads = rotate_heads(g, split_qkv(g, merged, config), config, angles)
-        attended = linear(g, paged_attention(g, step, config, layer, heads), f"{name}.attention.dense", width, width)
+        attended = paged_attention(g, step, config, layer, heads)
+        attended = linear(g, attended, f"{name}.attention.dense", config.query_rows, width)
         after = g.op("Add", h, attended)
     with g.scope("mlp"):
         parallel = config.raw.get("use_parallel_residual", True)
         x = layer_norm(g, h if parallel else after, f"{name}.post_attention_layernorm", width, epsilon)
         names = (f"{name}.mlp.dense_h_to_4h", f"{name}.mlp.dense_4h_to_h")
-        x = plain_mlp(g, x, names, width, config.inner_size, activation(config.activation))
+        x = plain_mlp(g, x, names, width, config.inner, activation(config.activation))
         return g.op("Add", after, x)
 
 

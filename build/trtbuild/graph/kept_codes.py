@@ -10,20 +10,27 @@ import numpy as np
 
 from trtbuild.checkpoint import Weights
 from trtbuild.checkpoint.grouped_codes import Array, GroupedCodes
+from trtbuild.graph.share import Share
 
 
 class DifferentCodes(Exception):
     """Matrices that should become one are stored in codes that cannot be joined. Handled inside the builder."""
 
 
-def joined_codes(weights: Weights, names: Sequence[str]) -> GroupedCodes | None:
-    """The matrices `names` one below the other in the codes that the checkpoint stores; None where none has codes.
+def joined_codes(weights: Weights, names: Sequence[str], rows: Sequence[Share], columns: Share) -> GroupedCodes | None:
+    """The rank's shares of the matrices `names`, one below the other, in the codes that the checkpoint stores; None
+    where none has codes.
 
     Raises:
+        UnsupportedError: a border between ranks cuts a group of columns.
         DifferentCodes: only some have codes, or bits, groups, types or column orders differ.
     """
     stored = [weights.codes(name) for name in names]
-    parts = [without_middle_zeros(codes) for codes in stored if codes is not None]
+    parts = [
+        without_middle_zeros(codes).part(share.ranges, columns.ranges, name)
+        for name, codes, share in zip(names, stored, rows, strict=True)
+        if codes is not None
+    ]
     if not parts:
         return None
     first = parts[0]

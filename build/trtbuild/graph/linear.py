@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from trtdecode.executor.base import OPERATOR_DOMAIN
 
 from trtbuild.graph.builder import GraphBuilder
 from trtbuild.graph.kept_codes import DifferentCodes
 from trtbuild.graph.matrix import Float32, FloatMatrix, Matrix, Restore, matrix, rows_of
+from trtbuild.graph.share import Size, share_of
 
 
 def embedding(g: GraphBuilder, name: str, num_rows: int, width: int) -> Matrix:
@@ -29,22 +31,48 @@ def position_table(g: GraphBuilder, name: str, num_rows: int, width: int, *, ski
 
 
 def linear(
-    g: GraphBuilder, x: ir.Value, name: str, num_in: int, num_out: int, *, restore: Restore | None = None
+    g: GraphBuilder,
+    x: ir.Value,
+    name: str,
+    num_in: Size,
+    num_out: Size,
+    *,
+    restore: Restore | None = None,
+    reduces: bool = True,
 ) -> ir.Value:
     """y[T, num_out] = x[T, num_in] W^T (+ b), with `<name>.weight` [num_out, num_in] and `<name>.bias` if present.
 
+    Where the rank holds a share of `num_in`, its y is a part of a sum: the ranks' parts are added, then the bias, once.
+
     Args:
         restore: see `matrix`; it is applied to the bias too.
+        reduces: False leaves the sum to the caller, who may add more to it first; only for layers without a bias.
     """
-    return merged_linear(g, x, (name,), num_in, (num_out,), name, restore=restore)
+    if share_of(num_in).is_whole:
+        return merged_linear(g, x, (name,), num_in, (num_out,), name, restore=restore)
+    y = multiply(g, x, matrix(g, (f"{name}.weight",), ((num_out, num_in),), f"{name}.weight", restore))
+    bias = _bias(g, (name,), (num_out,), name, restore)
+    if not reduces:
+        assert bias is None, f"{name}: a bias must be added once, after the sum"
+        return y
+    y = all_reduce(g, y, share_of(num_out).size)
+    return y if bias is None else g.op("Add", y, bias)
+
+
+def all_reduce(g: GraphBuilder, x: ir.Value, width: int) -> ir.Value:
+    """The sum of x f32[T, width] over the tensor-parallel ranks."""
+    total = g.op("AllReduce", x, domain=OPERATOR_DOMAIN)
+    # ONNX infers no shapes for an operator that it does not know.
+    total.shape, total.dtype = ir.Shape(["T", width]), ir.DataType.FLOAT
+    return total
 
 
 def merged_linear(
     g: GraphBuilder,
     x: ir.Value,
     names: tuple[str, ...],
-    num_in: int,
-    nums_out: tuple[int, ...],
+    num_in: Size,
+    nums_out: tuple[Size, ...],
     stored_as: str,
     *,
     restore: Restore | None = None,
@@ -76,7 +104,7 @@ def transpose(stored: Float32) -> Float32:
 
 
 def _bias(
-    g: GraphBuilder, names: tuple[str, ...], nums_out: tuple[int, ...], stored_as: str, restore: Restore | None
+    g: GraphBuilder, names: tuple[str, ...], nums_out: tuple[Size, ...], stored_as: str, restore: Restore | None
 ) -> ir.Value | None:
     present = [f"{name}.bias" in g.weights for name in names]
     if not any(present):
@@ -84,8 +112,8 @@ def _bias(
     parts: list[Float32] = []
     for name, num_out, has_bias in zip(names, nums_out, present, strict=True):
         if has_bias:
-            g.expect(f"{name}.bias", (num_out,))
+            g.expect(f"{name}.bias", (share_of(num_out).full,))
             parts += rows_of(g, f"{name}.bias", (num_out,), restore)
         else:
-            parts.append(np.zeros(num_out, np.float32))
-    return g.store(f"{stored_as}.bias", (sum(nums_out),), parts)
+            parts.append(np.zeros(share_of(num_out).size, np.float32))
+    return g.store(f"{stored_as}.bias", (sum(share_of(num_out).size for num_out in nums_out),), parts)

@@ -66,7 +66,7 @@ def attention_block(
         if angles is not None:
             heads = rotate_heads(g, heads, config, angles)
         x = paged_attention(g, step, config, layer, heads)
-        return g.op("Add", h, linear(g, x, f"{name}.self_attn.o_proj", config.num_heads * config.head_dim, width))
+        return g.op("Add", h, linear(g, x, f"{name}.self_attn.o_proj", config.query_rows, width))
 
 
 def mlp_block(g: GraphBuilder, config: DecoderConfig, layer: int, h: ir.Value) -> ir.Value:
@@ -74,7 +74,7 @@ def mlp_block(g: GraphBuilder, config: DecoderConfig, layer: int, h: ir.Value) -
     name, width = f"model.layers.{layer}", config.hidden_size
     with g.scope("mlp"):
         x = rms_norm(g, h, f"{name}.post_attention_layernorm", width, config.norm_epsilon)
-        x = gated_mlp(g, x, f"{name}.mlp", width, config.inner_size, activation(config.activation))
+        x = gated_mlp(g, x, f"{name}.mlp", width, config.inner, activation(config.activation))
         return g.op("Add", h, x)
 
 

@@ -8,7 +8,8 @@ them (kept_codes.py), else those of quantize/int8.py. "int4" also packs the chec
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,13 +19,17 @@ import onnx_ir as ir
 from trtdecode.errors import CheckpointError
 
 from trtbuild.checkpoint import load
-from trtbuild.checkpoint.grouped_codes import GroupedCodes
+from trtbuild.checkpoint.grouped_codes import GroupedCodes, take
 from trtbuild.graph.builder import GraphBuilder
 from trtbuild.graph.kept_codes import joined_codes
+from trtbuild.graph.share import Share, Size, share_of
 from trtbuild.quantize.int8 import group_size_for, quantize_rows
 
 Float32 = npt.NDArray[np.float32]
 Restore = Callable[[Float32], Float32]
+
+#: Groups that a border between ranks makes smaller than this become one group a row: their scales would fill the file.
+MIN_GROUP_SIZE = 8
 
 
 class Matrix(Protocol):
@@ -124,7 +129,7 @@ class ShiftedMatrix:
 def matrix(
     g: GraphBuilder,
     names: tuple[str, ...],
-    shapes: tuple[tuple[int, int], ...],
+    shapes: tuple[tuple[Size, Size], ...],
     stored_as: str,
     restore: Restore | None = None,
     *,
@@ -133,31 +138,42 @@ def matrix(
     """The checkpoint's matrices `names` one below the other as one matrix called `stored_as`.
 
     Args:
-        shapes: [out, in] of each, after `restore`.
+        shapes: [out, in] of each, after `restore`; shares of them where the rank holds a part.
         gathered: rows will be looked up in it.
         restore: turns a stored tensor into [out, in] with rows in the order of the heads; None where it is so already.
     """
+    rows, columns = [share_of(out) for out, _ in shapes], share_of(shapes[0][1])
     if restore is None:
-        for name, shape in zip(names, shapes, strict=True):
-            g.expect(name, shape)
-        kept = keep_codes(g, names, stored_as, gathered=gathered)
+        for name, share in zip(names, rows, strict=True):
+            g.expect(name, (share.full, columns.full))
+        kept = keep_codes(g, names, stored_as, rows, columns, gathered=gathered)
         if kept is not None:
             return kept
-    num_rows = sum(rows for rows, _ in shapes)
     pieces = itertools.chain.from_iterable(
         rows_of(g, name, shape, restore) for name, shape in zip(names, shapes, strict=True)
     )
-    shape = (num_rows, shapes[0][1])
+    shape = (sum(share.size for share in rows), columns.size)
     if g.precision == "f32":
         return FloatMatrix(g.store(stored_as, shape, pieces))
-    return _store_int8(g, stored_as, shape, pieces)
+    return _store_int8(g, stored_as, shape, pieces, _group_size(columns))
 
 
-def rows_of(g: GraphBuilder, name: str, shape: tuple[int, ...], restore: Restore | None) -> Iterator[Float32]:
-    """A tensor in pieces along its first axis; whole where it has to be restored."""
-    if restore is None:
-        yield from g.weights.rows(name)
-        return
+def rows_of(g: GraphBuilder, name: str, shape: tuple[Size, ...], restore: Restore | None) -> Iterator[Float32]:
+    """The rank's share of a tensor, in pieces along its first axis; in one where it has to be restored."""
+    rows, *others = (share_of(size) for size in shape)
+    pieces = g.weights.rows(name) if restore is None else [_restored(g, name, (rows, *others), restore)]
+    begin = 0
+    for piece in pieces:
+        kept = take(piece, [(first - begin, last - begin) for first, last in rows.ranges], axis=0)
+        begin += len(piece)
+        for axis, share in enumerate(others, start=1):
+            kept = kept if share.is_whole else take(kept, share.ranges, axis)
+        if kept.size:
+            yield kept
+
+
+def _restored(g: GraphBuilder, name: str, shares: tuple[Share, ...], restore: Restore) -> Float32:
+    shape = tuple(share.full for share in shares)
     stored = load(g.weights, name)
     try:
         restored = restore(stored)
@@ -168,13 +184,21 @@ def rows_of(g: GraphBuilder, name: str, shape: tuple[int, ...], restore: Restore
             f"tensor {name!r} has shape {list(stored.shape)}, which does not make {list(shape)}; "
             "config and weights are of different models"
         )
-    yield restored
+    return restored
 
 
-def _store_int8(g: GraphBuilder, name: str, shape: tuple[int, int], pieces: Iterator[Float32]) -> CodedMatrix:
+def _group_size(columns: Share) -> int:
+    """The group size of the whole matrix, or a divisor of it where a border between ranks cuts a group."""
+    borders = itertools.chain.from_iterable(columns.ranges)
+    fine = math.gcd(group_size_for(columns.full), *borders)
+    return fine if fine >= MIN_GROUP_SIZE else group_size_for(columns.size)
+
+
+def _store_int8(
+    g: GraphBuilder, name: str, shape: tuple[int, int], pieces: Iterator[Float32], group_size: int
+) -> CodedMatrix:
     """Quantises while it streams: one piece is held at a time."""
     num_rows, num_columns = shape
-    group_size = group_size_for(num_columns)
     scales: list[Float32] = []
 
     def codes() -> Iterator[npt.NDArray[np.int8]]:
@@ -188,13 +212,15 @@ def _store_int8(g: GraphBuilder, name: str, shape: tuple[int, int], pieces: Iter
     return CodedMatrix(stored_codes, stored_scales, None, num_columns, group_size)
 
 
-def keep_codes(g: GraphBuilder, names: tuple[str, ...], stored_as: str, *, gathered: bool) -> Matrix | None:
+def keep_codes(
+    g: GraphBuilder, names: tuple[str, ...], stored_as: str, rows: Sequence[Share], columns: Share, *, gathered: bool
+) -> Matrix | None:
     """The matrices `names` in the codes that the checkpoint stores; None where it has none, or for f32.
 
     "int8" keeps codes of any width in bytes: nothing is quantised twice. "int4" packs those of 4 bits, except of
     matrices that rows are gathered from, since few runtimes gather halves of bytes.
     """
-    kept = None if g.precision == "f32" else joined_codes(g.weights, names)
+    kept = None if g.precision == "f32" else joined_codes(g.weights, names, rows, columns)
     if kept is None:
         return None
     packed = g.precision == "int4" and kept.bits <= 4 and not gathered

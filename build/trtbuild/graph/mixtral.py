@@ -12,7 +12,7 @@ import onnx_ir as ir
 from trtbuild.graph.builder import GraphBuilder
 from trtbuild.graph.config import DecoderConfig, required
 from trtbuild.graph.family import Family
-from trtbuild.graph.linear import linear, merged_linear
+from trtbuild.graph.linear import all_reduce, linear, merged_linear
 from trtbuild.graph.llama import attention_block, build_decoder, read_config
 from trtbuild.graph.mlp import activation, gated_output
 from trtbuild.graph.norm import rms_norm
@@ -46,7 +46,7 @@ def _mixture(g: GraphBuilder, config: DecoderConfig, x: ir.Value, name: str) -> 
             part = g.op("Mul", _expert(g, config, x, f"{name}.experts.{expert}"), share)
             total = part if total is None else g.op("Add", total, part)
     assert total is not None
-    return total
+    return total if config.inner.is_whole else all_reduce(g, total, config.hidden_size)
 
 
 def _router(g: GraphBuilder, config: DecoderConfig, x: ir.Value, name: str, num_experts: int) -> ir.Value:
@@ -61,10 +61,10 @@ def _router(g: GraphBuilder, config: DecoderConfig, x: ir.Value, name: str, num_
 
 
 def _expert(g: GraphBuilder, config: DecoderConfig, x: ir.Value, name: str) -> ir.Value:
-    """w2(act(w1 x) * w3 x)."""
-    width, inner = config.hidden_size, config.inner_size
+    """w2(act(w1 x) * w3 x), or this rank's part of that sum."""
+    width, inner = config.hidden_size, config.inner
     both = merged_linear(g, x, (f"{name}.w1", f"{name}.w3"), width, (inner, inner), f"{name}.w13")
-    return gated_output(g, both, f"{name}.w2", width, inner, activation(config.activation))
+    return gated_output(g, both, f"{name}.w2", width, inner, activation(config.activation), reduces=False)
 
 
 MIXTRAL = Family("mixtral", ("MixtralForCausalLM",), read_config, build)

@@ -69,11 +69,12 @@ def _decoder_layer(g: GraphBuilder, step: Step, config: DecoderConfig, layer: in
 
     with g.scope("attention"):
         heads = qkv_projection(g, norm(h, "self_attn_layer_norm", before), f"{name}.self_attn", config)
-        x = linear(g, paged_attention(g, step, config, layer, heads), f"{name}.self_attn.out_proj", width, width)
+        x = paged_attention(g, step, config, layer, heads)
+        x = linear(g, x, f"{name}.self_attn.out_proj", config.query_rows, width)
         h = norm(g.op("Add", h, x), "self_attn_layer_norm", not before)
     with g.scope("mlp"):
         x = norm(h, "final_layer_norm", before)
-        x = plain_mlp(g, x, (f"{name}.fc1", f"{name}.fc2"), width, config.inner_size, activation(config.activation))
+        x = plain_mlp(g, x, (f"{name}.fc1", f"{name}.fc2"), width, config.inner, activation(config.activation))
         return norm(g.op("Add", h, x), "final_layer_norm", not before)
 
 

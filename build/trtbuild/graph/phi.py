@@ -63,10 +63,11 @@ def _decoder_layer(
     x = layer_norm(g, h, f"{name}.input_layernorm", width, config.norm_epsilon)
     with g.scope("attention"):
         heads = rotate_heads(g, qkv_projection(g, x, f"{name}.self_attn", config), config, angles)
-        attended = linear(g, paged_attention(g, step, config, layer, heads), f"{name}.self_attn.dense", width, width)
+        attended = paged_attention(g, step, config, layer, heads)
+        attended = linear(g, attended, f"{name}.self_attn.dense", config.query_rows, width)
     with g.scope("mlp"):
         names = (f"{name}.mlp.fc1", f"{name}.mlp.fc2")
-        fed = plain_mlp(g, x, names, width, config.inner_size, activation(config.activation))
+        fed = plain_mlp(g, x, names, width, config.inner, activation(config.activation))
     return g.op("Add", h, g.op("Add", attended, fed))
 
 

@@ -13,6 +13,7 @@ from trtbuild.graph.llama import build_decoder, read_config
 from trtbuild.graph.mlp import activation, gated_output
 from trtbuild.graph.norm import rms_norm
 from trtbuild.graph.rope import Rotary, rotate_heads
+from trtbuild.graph.share import Share
 from trtbuild.graph.step import Step
 
 
@@ -24,17 +25,16 @@ def build(g: GraphBuilder, step: Step, config: DecoderConfig) -> ir.Value:
 def _decoder_layer(
     g: GraphBuilder, step: Step, config: DecoderConfig, layer: int, h: ir.Value, angles: Rotary
 ) -> ir.Value:
-    name, width, inner = f"model.layers.{layer}", config.hidden_size, config.inner_size
+    name, width, inner = f"model.layers.{layer}", config.hidden_size, config.inner
     with g.scope("attention"):
         x = rms_norm(g, h, f"{name}.input_layernorm", width, config.norm_epsilon)
-        num_out = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        merged = linear(g, x, f"{name}.self_attn.qkv_proj", width, num_out)
+        merged = linear(g, x, f"{name}.self_attn.qkv_proj", width, config.qkv_rows)
         heads = rotate_heads(g, split_qkv(g, merged, config), config, angles)
         x = paged_attention(g, step, config, layer, heads)
-        h = g.op("Add", h, linear(g, x, f"{name}.self_attn.o_proj", config.num_heads * config.head_dim, width))
+        h = g.op("Add", h, linear(g, x, f"{name}.self_attn.o_proj", config.query_rows, width))
     with g.scope("mlp"):
         x = rms_norm(g, h, f"{name}.post_attention_layernorm", width, config.norm_epsilon)
-        both = linear(g, x, f"{name}.mlp.gate_up_proj", width, 2 * inner)
+        both = linear(g, x, f"{name}.mlp.gate_up_proj", width, Share.joined(inner, inner))
         x = gated_output(g, both, f"{name}.mlp.down_proj", width, inner, activation(config.activation))
         return g.op("Add", h, x)
 

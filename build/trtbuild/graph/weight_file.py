@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 #: Tensors start on a cache line, so that a memory-mapped file can be read in place.
 ALIGNMENT = 64
+_COPY_BYTES = 16 << 20
 
 
 class WeightFile:
@@ -43,6 +44,20 @@ class WeightFile:
         kind = ir.DataType.INT4 if codes.dtype == np.int8 else ir.DataType.UINT4
         return self._reference(name, codes.shape, kind, offset, codes.size // 2)
 
+    def append_copy(self, tensor: ir.ExternalTensor) -> ir.ExternalTensor:
+        """Copies the bytes of a tensor that lies in another file."""
+        assert tensor.name and tensor.length is not None
+        offset = self._align()
+        with Path(tensor.path).open("rb") as source:
+            source.seek(tensor.offset or 0)
+            left = tensor.length
+            while left:
+                piece = source.read(min(left, _COPY_BYTES))
+                assert piece, f"{tensor.path}: ends inside {tensor.name}"
+                self._file.write(piece)
+                left -= len(piece)
+        return self._reference(tensor.name, tuple(tensor.shape.numpy()), tensor.dtype, offset, tensor.length)
+
     def _align(self) -> int:
         offset = -(-self._file.tell() // ALIGNMENT) * ALIGNMENT
         self._file.seek(offset)
@@ -67,3 +82,11 @@ class WeightFile:
             self._file.flush()
             os.fsync(self._file.fileno())
         self._file.close()
+
+
+def write_model(model: ir.Model, path: Path) -> None:
+    """Writes the ONNX file itself, flushed to disk; its large tensors lie in the data file already."""
+    with path.open("wb") as file:
+        file.write(ir.to_proto(model).SerializeToString())
+        file.flush()
+        os.fsync(file.fileno())

@@ -7,16 +7,20 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from builder.engine.conftest import tiny_checkpoint
 from builder.engine.graphs import Writer
+from trtbuild.build_engines import BuildOptions, build_engines
 from trtbuild.engine.prepare import prepare_graph
 from trtbuild.engine.segments import CutGraph, cut, load_graph
 from trtbuild.engine.tables import settle_tables
+from trtbuild.pipeline import import_checkpoint
 from trtbuild.quantize.calibrate import BLOCK_SIZE, prompt_batch
 from trtbuild.quantize.recipe import Recipe
 from trtbuild.quantize.segment_runner import SegmentRunner
 from trtdecode.errors import BuildError, ManifestError
 from trtdecode.executor.engine_steps import EngineStep, GatherStep, RowsStep, SeamStep, TensorSpec
 from trtdecode.executor.torch_executor import TorchExecutor
+from trtdecode.manifest import RankLayout, read_manifest, verify_files
 
 PROMPTS = [[7, 300, 12, 99, 41], [5], list(range(20, 53))]
 
@@ -60,6 +64,48 @@ def test_steps_of_two_layers(pieces: CutGraph) -> None:
         "max_context_len",
     )
     assert seam.attributes["num_kv_heads"] == 2
+
+
+@pytest.fixture(scope="module")
+def split_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model over two tensor-parallel ranks of two stages."""
+    root = tmp_path_factory.mktemp("split")
+    checkpoint = tiny_checkpoint(root / "checkpoint")
+    return import_checkpoint(checkpoint, root / "model", precisions=("f32",), ranks=RankLayout(2, 2)).version_dir
+
+
+def test_a_rank_is_cut_at_its_all_reduces_too(split_version: Path) -> None:
+    """A stage of one layer: attention, sum, MLP, sum; between two of them an engine."""
+    pieces = cut(load_graph(split_version / "rank_0" / "decoder.onnx"))
+    assert [(step.kind, getattr(step, "operator", getattr(step, "file", ""))) for step in pieces.steps] == [
+        ("gather", ""),
+        ("engine", "segment_000"),
+        ("seam", "PagedAttention"),
+        ("engine", "segment_001"),  # the output projection: a part of a sum
+        ("seam", "AllReduce"),
+        ("engine", "segment_002"),
+        ("seam", "AllReduce"),
+        ("engine", "segment_003"),  # the residual, which is what the next stage gets
+    ]
+    sums = [step for step in pieces.steps if isinstance(step, SeamStep) and step.operator == "AllReduce"]
+    assert all(pieces.tensors[step.output] == TensorSpec("f32", ("T", 128)) for step in sums)
+    assert (pieces.output, pieces.tensors["hidden_out"]) == ("hidden_out", TensorSpec("f32", ("T", 128)))
+    last = cut(load_graph(split_version / "rank_3" / "decoder.onnx"))
+    assert (last.output, last.tensors["logits"]) == ("logits", TensorSpec("f32", ("S", 320)))
+    assert last.tensors["hidden_in"] == TensorSpec("f32", ("T", 128))
+    assert [step.kind for step in last.steps].count("rows") == 2
+
+
+def test_a_ranks_engines_build(split_version: Path, tmp_path: Path) -> None:
+    options = BuildOptions(max_num_seqs=4, max_num_batched_tokens=32, timing_cache_root=tmp_path)
+    lines: list[str] = []
+    folder = split_version / "rank_2"
+    report = build_engines(folder, "int8_weight", 89, options=options, report=lines.append)
+    assert list(report.built) == [f"segment_00{number}" for number in range(4)]
+    assert "one rank's part of a model: parity with float32 is not measured" in lines
+    verify_files(folder, read_manifest(folder))
+    with pytest.raises(BuildError, match=r"precision fp8 is calibrated .* build fp16, bf16, int8_weight"):
+        build_engines(folder, "fp8", 89, options=options)
 
 
 def test_every_value_has_one_dynamic_dimension(pieces: CutGraph) -> None:

@@ -1,0 +1,70 @@
+"""What runs in a rank's process: its executor, and its links to the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtdecode.executor.base import Batch, BatchResult, Executor
+from trtdecode.executor.ranks.task import RankFacts, RankTask
+
+if TYPE_CHECKING:
+    from trtdecode.executor.ranks.links import RankLinks
+
+
+class RankWorker:
+    """One rank. `init_method`: see `DistributedLinks`; the constructor returns once all ranks have met."""
+
+    def __init__(self, task: RankTask, init_method: str) -> None:
+        import torch
+
+        from trtdecode.executor.ranks.links import DistributedLinks
+
+        device = torch.device(task.device)
+        if device.type == "cpu":
+            torch.set_num_threads(task.num_threads)
+        self._task = task
+        self._links = DistributedLinks(task.rank, task.layout, init_method, device)
+        self._executor = rank_executor(task, self._links)
+
+    def facts(self) -> RankFacts:
+        return RankFacts(self._executor.block_size, self._executor.num_blocks, self._executor.describe())
+
+    def execute(self, batch: Batch) -> BatchResult | None:
+        """Runs this rank's part of a step; the answering rank returns the result."""
+        result = self._executor.execute(batch)
+        return result if self._task.answers else None
+
+    def close(self) -> None:
+        self._executor.close()
+        self._links.close()
+
+
+def rank_executor(task: RankTask, links: RankLinks) -> Executor:
+    """The torch executor of one rank, on its CPU or its GPU."""
+    if task.device == "cpu":
+        from trtdecode.executor.torch_executor import TorchExecutor
+
+        return TorchExecutor(
+            task.graph_path,
+            kv_cache_bytes=task.kv_cache_bytes,
+            dtype=task.dtype,
+            kv_dtype=task.kv_dtype,
+            links=links,
+            hidden_size=task.hidden_size,
+        )
+    from trtdecode.executor.cuda_device import TorchCudaDevice
+    from trtdecode.executor.torch_cuda_executor import TorchCudaExecutor
+
+    return TorchCudaExecutor(
+        task.graph_path,
+        device=TorchCudaDevice(task.device, busy_wait=task.busy_wait),
+        limits=task.limits,
+        dtype=task.dtype,
+        kv_cache_precision=task.kv_dtype,
+        kv_cache_bytes=task.kv_cache_bytes,
+        kv_cache_fraction=task.kv_cache_fraction,
+        graphs=task.graphs,
+        graph_batch_sizes=task.graph_batch_sizes,
+        links=links,
+        hidden_size=task.hidden_size,
+    )
