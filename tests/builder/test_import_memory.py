@@ -16,11 +16,12 @@ HIDDEN, INNER, VOCAB, HEAD_DIM = 1024, 4096, 8192, 128
 LIMIT = 1.3  # of the checkpoint's size, Python and its libraries included
 
 PROGRAM = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from trtbuild.pipeline import import_checkpoint
 import_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), precisions=(sys.argv[3],))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+# Not getrusage: its maximum is inherited from the process that started this one.
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024)
 """
 
 
@@ -58,7 +59,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "f32"])
 def test_memory_of_an_import(checkpoint: Path, precision: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(tmp_path / "model"), precision]
@@ -66,4 +66,4 @@ def test_memory_of_an_import(checkpoint: Path, precision: str, tmp_path: Path) -
     assert done.returncode == 0, done.stderr[-2000:]
     size = (checkpoint / "model.safetensors").stat().st_size
     assert size > 225e6
-    assert int(done.stdout) < LIMIT * size
+    assert 50e6 < int(done.stdout) < LIMIT * size
