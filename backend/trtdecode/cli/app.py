@@ -16,6 +16,7 @@ GROUPS = (
     "replay",
     "offline",
     "load",
+    "evaluation",
     "promotion",
     "planning",
     "doctor",
