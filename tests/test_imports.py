@@ -33,6 +33,7 @@ ADAPTERS = {
     "trtdecode.kernels": {"triton", "torch"},
     "trtdecode.executor.graph_interpreter": {"torch"},
     "trtdecode.executor.torch_operators": {"torch"},
+    "trtdecode.executor.torch_sampling": {"torch"},
     "trtdecode.gateway": {"fastapi"},
     **dict.fromkeys(("trtdecode.triton_entry", "trtdecode.triton_model", "trtdecode.triton_encoder"), STUB_MODULE),
 }

@@ -60,6 +60,7 @@ class Loop:
         self.clock = clock
         self.metrics = LoopMetrics()
         self._executor = executor
+        self._chooses_tokens = getattr(executor, "chooses_tokens", False)  # the tests' own executors leave it out
         self._sampler = sampler
         self._config = config
         self._spec = spec
@@ -111,6 +112,8 @@ class Loop:
         try:
             for request in requests:
                 request.needs_logits = self._sampler.needs_logits(request)
+                if self._chooses_tokens:
+                    request.sampling_row = self._sampler.sampling_row(request)
             self.admission.submit(requests)
         except RequestError as error:
             self.metrics.labelled["trtdecode_requests_refused_total", type(error).__name__] += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +39,18 @@ class Sampler(Protocol):
         argmax from the executor is enough. Asked once, by the thread that submits; raises RequestError to refuse."""
         ...
 
+    def sampling_row(self, request: Request) -> tuple[Any, ...] | None:
+        """What an executor that chooses tokens needs for this request's, in `SAMPLING_ROW`'s order with position 0;
+        None when its logits must come to the host. Asked once, and only for such executors."""
+        ...
+
     def prepare(self, requests: Sequence[Request]) -> None:
         """Work that needs no logits (grammar masks), while the executor runs. The plain loop does not call it, so
         `sample` must not rely on it."""
         ...
 
     def sample(self, result: BatchResult, requests: Sequence[Request]) -> SampleResult:
-        """Picks the next token of requests[i] from row i of `result` (`logits`, or `argmax` when logits are None).
+        """Picks the next token of requests[i] from row i of `result` (`logits`; or `argmax` or `token_ids`).
 
         Rows beyond len(requests) belong to `prompt_logprobs`. The random key of a row is (request.seed,
         request.sample_index, request.num_tokens): the position that the new token will have. Does not append.

@@ -118,6 +118,7 @@ class Request:
     blocks: SequenceBlocks | None = None  # KV blocks; the cache manager's
     block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks, as far as they were needed
     needs_logits: bool = True  # False: an argmax is enough (Sampler.needs_logits)
+    sampling_row: tuple[Any, ...] | None = None  # what an executor may choose its tokens by (Sampler.sampling_row)
     stop_ids: frozenset[int] = frozenset()  # tokens that may end it: EOS unless ignored, and params.stop_token_ids
     output: OutputState | None = None  # detokenizer and stop strings; None: token ids only
     guide: Any = None  # structured output's per-request state

@@ -97,6 +97,11 @@ def supported_flavours(sm: int) -> tuple[str, ...]:
     return tuple(flavour for flavour in FLAVOURS if sm in FLAVOUR_SMS[flavour])
 
 
+def engine_precision_of(precision: str) -> str:
+    """The engines' name of a weight precision: graphs say f16 where engines say fp16."""
+    return "fp16" if precision == "f16" else precision
+
+
 def engine_directory(precision: str, sm: int) -> str:
     """Folder of one precision's engines, relative to the version folder."""
     return f"engines/sm{sm}-{precision}"

@@ -36,11 +36,13 @@ def all_checks(version_dir: Path | None) -> list[Check]:
     import cuda_machine
     import executor_checks
     import native_kernels
+    import sampling_check
     import tensorrt_checks
 
     return [
         Check("machine", cuda_machine.describe),
         Check("tokens", executor_checks.tokens_on_cuda),
+        Check("sampling", sampling_check.on_cuda),
         Check("kernels", native_kernels.run),
         Check("attention_bandwidth", attention_speed.on_cuda),
         Check("decode_step", executor_checks.decode_step_on_cuda),

@@ -79,6 +79,11 @@ def test_a_gpu_with_torch_alone_gets_torch_and_says_what_tensorrt_lacks(
     assert choice.alternative == f"tensorrt would run, but {missing}"
 
 
+def test_f16_is_what_engines_call_fp16() -> None:
+    assert choose(EVERYTHING, "KIND_GPU", WITH_ENGINES, precision="f16").executor == "tensorrt"
+    assert choose(EVERYTHING, "KIND_GPU", WITH_ENGINES, precision="fp16").executor == "tensorrt"
+
+
 def test_missing_engines_do_not_matter_when_they_may_be_built() -> None:
     assert choose(EVERYTHING, "GPU", MANIFEST, build_missing_engines=True).executor == "tensorrt"
 

@@ -79,7 +79,8 @@ def test_each_size_is_warmed_up_then_captured_largest_first(tmp_path: Path) -> N
     device = RecordingDevice()
     make_executor(tmp_path, device)
     order = [call for call in device.calls if call in ("run", "capture", "synchronize", "replay")]
-    assert order == ["run", "synchronize", *["run", "synchronize", "capture"] * 2]
+    # The steps first, then the choice of tokens behind each.
+    assert order == ["run", "synchronize", *["run", "synchronize", "capture"] * 4]
 
 
 def test_larger_and_mixed_batches_run_eagerly(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import attention_speed
 import executor_checks
 import gpu_check
 import pytest
+import sampling_check
 from check_report import Check, Skipped, run_checks
 from conformance.tiny_graph import TinySpec, TinyWeights
 from executor.recording_device import RecordingDevice
@@ -80,7 +81,7 @@ def test_checks_are_chosen_by_name() -> None:
     checks = gpu_check.all_checks(None)
     assert len(gpu_check.select(checks, "")) == len(checks) >= 6
     assert [check.name for check in gpu_check.select(checks, "tokens")] == ["tokens"]
-    with pytest.raises(SystemExit, match="--only nothing: no such check; there are machine, tokens, kernels"):
+    with pytest.raises(SystemExit, match="--only nothing: no such check; there are machine, tokens, sampling, kernels"):
         gpu_check.select(checks, "nothing")
 
 
@@ -127,3 +128,10 @@ def test_attention_bandwidth_counts_bytes_and_cycles_through_blocks() -> None:
     assert [row["bytes"] for row in rows] == [2 * 2 * 1024, 2 * 4 * 1024, 2 * 2 * 640, 2 * 4 * 640]
     assert rows[0]["bytes_per_second"] == 2 * 2 * 1024 * 1000
     assert repeats_seen == [16, 10, 26, 14]
+
+
+def test_sampling_is_compared_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sampling_check.compare("cpu", 20, 500)["rows"] == 20
+    monkeypatch.setattr(sampling_check.philox, "uniform", lambda *_key: 0.999)
+    with pytest.raises(AssertionError, match=r"row 0 .*: token \d+, reference \d+"):
+        sampling_check.compare("cpu", 20, 500)

@@ -32,6 +32,20 @@ HIDDEN_OUTPUT = "hidden_out"
 OPERATOR_DOMAIN = "trtdecode"
 
 
+#: How one row's token is chosen, where the executor chooses it (`sampling/` has the meaning of each).
+SAMPLING_ROW = np.dtype(
+    [
+        ("seed", "<u8"),
+        ("sample_index", "<i8"),
+        ("position", "<i8"),  # that the new token will have
+        ("top_k", "<i8"),  # 0: all
+        ("top_p", "<f8"),  # 1: all
+        ("temperature", "<f4"),  # 0: greedy
+        ("min_p_limit", "<f4"),  # least scaled logit that min-p keeps; -inf: all
+    ]
+)
+
+
 @dataclass(slots=True)
 class Batch:
     """One step's work: a ragged list of tokens of B sequences, T tokens in all, S rows that need logits.
@@ -49,6 +63,7 @@ class Batch:
     max_context_len: int  # max over sequences of past + new tokens
     logit_indices: npt.NDArray[np.int64]  # [S] positions in T whose logits are wanted
     argmax_only: bool = False  # every row is plain greedy: the executor may skip returning logits
+    sampling: npt.NDArray[np.void] | None = None  # [S] of SAMPLING_ROW: the executor may return tokens, not logits
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), in order, before the step
 
     @property
@@ -64,8 +79,9 @@ class Batch:
 class BatchResult:
     """What a step gives back. Buffers belong to the executor and are valid until the next `execute`."""
 
-    logits: npt.NDArray[np.float32] | None  # [S, V]; None only when the batch asked for argmax_only
-    argmax: npt.NDArray[np.int64] | None = None  # [S]; the lowest id wins a tie
+    logits: npt.NDArray[np.float32] | None  # [S, V]; None only with one of the others
+    argmax: npt.NDArray[np.int64] | None = None  # [S] where the batch was argmax_only; the lowest id wins a tie
+    token_ids: npt.NDArray[np.int64] | None = None  # [S] where the batch had `sampling`; negative: stages.NOT_FINITE
 
 
 class CacheLost(Exception):
@@ -78,6 +94,7 @@ class Executor(Protocol):
     name: str  # "openvino", "tensorrt", "torch"
     block_size: int  # KV slots a block
     num_blocks: int  # blocks in the pool
+    chooses_tokens: bool  # whether it takes `Batch.sampling`
 
     def execute(self, batch: Batch) -> BatchResult:
         """Writes the step's K/V into its blocks, attends, and returns logits for `batch.logit_indices`.

@@ -8,6 +8,7 @@ from trtdecode.config import ServingConfig
 from trtdecode.errors import ConfigError
 from trtdecode.executor.devices import Devices
 from trtdecode.manifest import Manifest
+from trtdecode.support import engine_precision_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def _why_not_tensorrt(config: ServingConfig, manifest: Manifest, devices: Device
     flavour = devices.tensorrt_flavour
     if not flavour:
         return "no TensorRT flavour is installed (pip install 'trtdecode[engines]')"
-    wanted = config.precision
+    wanted = engine_precision_of(config.precision)
     fits = any(
         engines.sm == sm and engines.flavour == flavour and wanted in ("auto", engines.precision)
         for engines in manifest.engines

@@ -95,6 +95,11 @@ class DecodeGraphs:
             self._graphs[size] = self._device.capture(lambda step=step: self._forward(step))  # type: ignore[misc]
         self.capture_seconds = time.monotonic() - started
 
+    @property
+    def outputs(self) -> dict[int, StepOutput]:
+        """What each captured size leaves on the device, largest first."""
+        return {size: graph.result for size, graph in self._graphs.items()}
+
     def size_for(self, batch: Batch) -> int:
         """The captured size that `batch` is padded to; 0 when it must run eagerly."""
         if not self._graphs or not is_decode(batch):

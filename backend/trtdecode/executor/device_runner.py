@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trtdecode.executor.base import Batch, BatchResult
 from trtdecode.executor.cuda_graphs import DecodeGraphs, Forward, StepOutput
+from trtdecode.executor.device_sampler import DeviceSampler
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ class DeviceRunner:
         self._pool = pool
         self._forward = forward
         self._graphs = DecodeGraphs(device, buffer, forward, sizes)
+        self._sampler = DeviceSampler(device, max_num_seqs)
         self._max_num_seqs = max_num_seqs
         self._logits = self._argmax = torch.empty(0)  # `prepare` knows the vocabulary
         self.num_replayed = 0
@@ -55,6 +57,7 @@ class DeviceRunner:
         self._device.synchronize()
         self._allocate(self._max_num_seqs, int(output.logits.shape[1]))
         self._graphs.capture()
+        self._sampler.capture(self._graphs.outputs)
 
     def execute(self, batch: Batch) -> BatchResult:
         """See `base.Executor.execute`."""
@@ -63,13 +66,19 @@ class DeviceRunner:
             self.num_replayed += 1
             with self._device.replaying():
                 self._pool.copy_blocks(batch.block_copies)
-                return self._download(self._graphs.replay(batch, size), batch)
+                output = self._graphs.replay(batch, size)
+                if batch.sampling is not None and not batch.argmax_only:
+                    return self._download_tokens(self._sampler.replay(batch.sampling, size), batch)
+                return self._download(output, batch)
         self.num_eager += 1
         self._pool.copy_blocks(batch.block_copies)
         step = self._buffer.stage(batch)
         if step.num_rows > len(self._argmax):  # prompt logprobs want more than a row a sequence
             self._allocate(step.num_rows, self._logits.shape[1])
-        return self._download(self._device.run(lambda: self._forward(step)), batch)
+        output = self._device.run(lambda: self._forward(step))
+        if batch.sampling is not None and not batch.argmax_only and step.num_rows:
+            return self._download_tokens(self._sampler.run(batch.sampling, output), batch)
+        return self._download(output, batch)
 
     def describe(self) -> dict[str, str]:
         sizes = self._graphs.sizes
@@ -80,6 +89,7 @@ class DeviceRunner:
 
     def close(self) -> None:
         self._graphs.close()
+        self._sampler.close()
 
     def _allocate(self, num_rows: int, vocab_size: int) -> None:
         import torch
@@ -95,6 +105,12 @@ class DeviceRunner:
             return BatchResult(logits=None, argmax=self._argmax[:rows].numpy())
         self._bring(self._logits[:rows], output.logits[:rows])
         return BatchResult(logits=self._logits[:rows].numpy())
+
+    def _download_tokens(self, chosen: torch.Tensor, batch: Batch) -> BatchResult:
+        """Eight bytes a row."""
+        rows = len(batch.logit_indices)
+        self._bring(self._argmax[:rows], chosen[:rows])
+        return BatchResult(logits=None, token_ids=self._argmax[:rows].numpy())
 
     def _bring(self, target: torch.Tensor, source: torch.Tensor) -> None:
         self._device.copy(target, source)

@@ -137,7 +137,7 @@ def engine_precision(
     """
     wanted = options.engine_precision if config.precision == "auto" else config.precision
     if wanted:
-        return "fp16" if wanted == "f16" else wanted  # engines and graphs have a name each for it
+        return support.engine_precision_of(wanted)
     built = list(engines)
     fitting = {engine.precision for engine in built if engine.sm == sm and engine.flavour == flavour}
     for precision in ENGINE_PRECISIONS:

@@ -74,6 +74,7 @@ class OpenVinoExecutor:
     """
 
     name = "openvino"
+    chooses_tokens = False
 
     def __init__(
         self,

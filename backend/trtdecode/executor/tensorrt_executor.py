@@ -49,6 +49,7 @@ class TensorRtExecutor:
     """
 
     name = "tensorrt"
+    chooses_tokens = True
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ class TorchCudaExecutor:
     """
 
     name = "torch"
+    chooses_tokens = True
 
     def __init__(
         self,

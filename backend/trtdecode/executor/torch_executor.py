@@ -54,6 +54,7 @@ class TorchExecutor:
     """
 
     name = "torch"
+    chooses_tokens = False
 
     def __init__(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,7 @@ from trtdecode.protocols import SampleResult
 from trtdecode.request import Request, TokenLogprob
 from trtdecode.sampling.native_rows import row_sampler
 from trtdecode.sampling.rows import RowSampler
-from trtdecode.sampling.stages import NO_TOKEN_LEFT
+from trtdecode.sampling.stages import NO_TOKEN_LEFT, min_p_limit
 from trtdecode.sampling.state import SamplerState
 from trtdecode.sampling.weights import MAX_VOCAB_SIZE
 
@@ -36,6 +38,15 @@ class Sampler:
         params = request.params
         return not params.greedy or params.logprobs is not None or not self._state(request).is_plain
 
+    def sampling_row(self, request: Request) -> tuple[Any, ...] | None:
+        """See `protocols.Sampler.sampling_row`: whatever edits no logits and wants no log-probabilities."""
+        params = request.params
+        if params.logprobs is not None or not self._state(request).is_plain:
+            return None
+        temperature = 0.0 if params.greedy else params.temperature
+        limit = float(min_p_limit(params)) if params.min_p > 0.0 else -math.inf
+        return request.seed, request.sample_index, 0, params.top_k, params.top_p, temperature, limit
+
     def prepare(self, requests: Sequence[Request]) -> None:
         """Computes the grammar masks of guided requests for their next token; cheap when done already."""
         for request in requests:
@@ -45,13 +56,15 @@ class Sampler:
     def sample(self, result: BatchResult, requests: Sequence[Request]) -> SampleResult:
         """Picks the next token of requests[i] from row i; see `protocols.Sampler.sample`."""
         if result.logits is None:
-            assert result.argmax is not None, "the executor returned neither logits nor argmax"
-            return SampleResult(result.argmax[: len(requests)].tolist(), [None] * len(requests))
+            chosen = result.argmax if result.token_ids is None else result.token_ids
+            assert chosen is not None, "the executor returned neither logits nor tokens"
+            found = chosen[: len(requests)].tolist()
+            return SampleResult(found, [None] * len(requests), _errors_of(found, requests))
         assert result.logits.shape[1] <= MAX_VOCAB_SIZE, "sums of weights would no longer be exact"
         self.prepare(requests)
         states = [self._state(request) for request in requests]
         token_ids = self._rows.choose(result.logits, requests, states)
-        errors = {row: _error_of(token_id, requests[row]) for row, token_id in enumerate(token_ids) if token_id < 0}
+        errors = _errors_of(token_ids, requests)
         errors |= {row: r.guide.error for row, r in enumerate(requests) if r.guide is not None and r.guide.error}
         logprobs = self._logprobs(result.logits, requests, token_ids)
         return SampleResult(token_ids, logprobs, errors)
@@ -87,6 +100,10 @@ class Sampler:
             ):
                 found[row] = logprob
         return found
+
+
+def _errors_of(token_ids: Sequence[int], requests: Sequence[Request]) -> dict[int, RequestError]:
+    return {row: _error_of(token_id, requests[row]) for row, token_id in enumerate(token_ids) if token_id < 0}
 
 
 def _error_of(code: int, request: Request) -> RequestError:

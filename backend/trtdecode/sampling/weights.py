@@ -27,24 +27,24 @@ WEIGHT_BITS = 32
 WEIGHT_ONE = float(2**WEIGHT_BITS)
 MAX_VOCAB_SIZE = 2 ** (53 - 1 - WEIGHT_BITS)
 
-_MIN_X = np.float32(-23.0)  # exp(-23) * 2**32 < 0.5
-_LOG2_E = np.float32(1.44269504)
-_LN2_HIGH = np.float32(0.693359375)  # 9 bits: n * _LN2_HIGH is exact for |n| < 2**15
-_LN2_LOW = np.float32(-2.12194440e-4)
+MIN_X = np.float32(-23.0)  # exp(-23) * 2**32 < 0.5
+LOG2_E = np.float32(1.44269504)
+LN2_HIGH = np.float32(0.693359375)  # 9 bits: n * LN2_HIGH is exact for |n| < 2**15
+LN2_LOW = np.float32(-2.12194440e-4)
 # Cephes expf: exp(r) = 1 + r + r*r*P(r) for |r| <= ln(2)/2, relative error 2e-7.
-_POLYNOMIAL = tuple(
+POLYNOMIAL = tuple(
     np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 )
 
 
 def softmax_weights(x: FloatRow) -> WeightRow:
     """round(exp(x) * 2**32) as whole numbers in float64, for float32 x <= 0 (-inf gives 0)."""
-    x = np.maximum(x, _MIN_X)
-    n = np.rint(x * _LOG2_E)
-    r = x - n * _LN2_HIGH
-    r = r - n * _LN2_LOW
-    p = np.full_like(r, _POLYNOMIAL[0])
-    for coefficient in _POLYNOMIAL[1:]:
+    x = np.maximum(x, MIN_X)
+    n = np.rint(x * LOG2_E)
+    r = x - n * LN2_HIGH
+    r = r - n * LN2_LOW
+    p = np.full_like(r, POLYNOMIAL[0])
+    for coefficient in POLYNOMIAL[1:]:
         p = p * r + coefficient
     y = p * (r * r) + r + np.float32(1.0)
     scaled = np.ldexp(y, n.astype(np.int32) + np.int32(WEIGHT_BITS))  # exact: a power of two

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trtdecode.executor.base import Batch, BatchResult
+from trtdecode.executor.base import SAMPLING_ROW, Batch, BatchResult
 from trtdecode.kv_cache.manager import KVCacheManager
 from trtdecode.request import Request, RequestState
 from trtdecode.scheduler.scheduler import Schedule
@@ -74,6 +74,7 @@ class BatchFromSchedule:
             max_context_len=int(context_lens.max()),
             logit_indices=logit_indices,
             argmax_only=not prompt_rows and not any(request.needs_logits for request in plan.sampled),
+            sampling=None if prompt_rows else _sampling_rows(plan),
             block_copies=plan.block_copies,
         )
 
@@ -114,6 +115,18 @@ def _token_ids(plan: Schedule) -> list[int]:
     return token_ids
 
 
+def _sampling_rows(plan: Schedule) -> npt.NDArray[np.void] | None:
+    """How each sampled row's token is to be chosen; None where one of them needs its logits on the host."""
+    chosen_by = [request.sampling_row for request in plan.sampled]
+    if None in chosen_by:
+        return None
+    rows = np.array(chosen_by, SAMPLING_ROW)
+    skipped = set(plan.unsampled_entries)
+    ends = zip(plan.num_past_tokens, plan.num_new_tokens, strict=True)
+    rows["position"] = [past + new for entry, (past, new) in enumerate(ends) if entry not in skipped]
+    return rows
+
+
 def _prompt_logits(
     plan: Schedule, query_begins: npt.NDArray[np.int32]
 ) -> tuple[list[tuple[Request, int, int]], list[npt.NDArray[np.int64]]]:
@@ -142,7 +155,9 @@ def without_ended(plan: Schedule, result: BatchResult) -> BatchResult:
     if len(live) == num_sampled:
         return result
     plan.sampled = [plan.sampled[row] for row in live]
-    logits, argmax = result.logits, result.argmax
+    logits, chosen = result.logits, (result.argmax, result.token_ids)
     num_rows = len(logits) if logits is not None else num_sampled
     rows = [*live, *range(num_sampled, num_rows)]
-    return BatchResult(logits if logits is None else logits[rows], argmax if argmax is None else argmax[rows])
+    return BatchResult(
+        logits if logits is None else logits[rows], *(ids if ids is None else ids[rows] for ids in chosen)
+    )

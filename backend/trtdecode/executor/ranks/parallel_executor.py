@@ -34,6 +34,7 @@ class ParallelExecutor:
         self._description = facts[0].description
         self.block_size = facts[0].block_size
         self.num_blocks = min(fact.num_blocks for fact in facts)
+        self.chooses_tokens = all(fact.chooses_tokens for fact in facts)
         self.num_restarts = 0
 
     @property

@@ -40,4 +40,5 @@ class RankFacts:
 
     block_size: int
     num_blocks: int
+    chooses_tokens: bool
     description: dict[str, str]

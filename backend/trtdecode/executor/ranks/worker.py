@@ -27,7 +27,8 @@ class RankWorker:
         self._executor = rank_executor(task, self._links)
 
     def facts(self) -> RankFacts:
-        return RankFacts(self._executor.block_size, self._executor.num_blocks, self._executor.describe())
+        made = self._executor
+        return RankFacts(made.block_size, made.num_blocks, made.chooses_tokens, made.describe())
 
     def execute(self, batch: Batch) -> BatchResult | None:
         """Runs this rank's part of a step; the answering rank returns the result."""
