@@ -127,18 +127,19 @@ def _run(systems: list[System], asked: argparse.Namespace) -> dict[str, Any]:
     rates: dict[str, dict[int, list[float]]] = {system.name: {} for system in systems}
     prefills: dict[str, dict[int, list[float]]] = {system.name: {} for system in systems}
     random = np.random.default_rng(SEED)
-    for repeat in range(asked.repeats + 1):  # the first is a warm-up and is not counted
+    for repeat in range(asked.repeats + 1):  # the first is a warm-up: short, and not counted
+        tokens = asked.tokens if repeat else min(asked.tokens, 8)
         for concurrency in asked.concurrency:
             prompts = random.integers(100, 40_000, (concurrency, asked.prompt_tokens)).tolist()
             for system in systems:
                 if system.max_concurrency and concurrency > system.max_concurrency:
                     continue
                 first, _ = system.measure(prompts, [1] * concurrency)
-                whole, total = system.measure(prompts, [asked.tokens] * concurrency)
-                expected = concurrency * asked.tokens
+                whole, total = system.measure(prompts, [tokens] * concurrency)
+                expected = concurrency * tokens
                 assert total == expected, f"{system.name} gave {total} tokens, not {expected}"
                 if repeat:
-                    rate = concurrency * (asked.tokens - 1) / max(whole - first, 1e-9)
+                    rate = concurrency * (tokens - 1) / max(whole - first, 1e-9)
                     rates[system.name].setdefault(concurrency, []).append(rate)
                     prefills[system.name].setdefault(concurrency, []).append(concurrency * asked.prompt_tokens / first)
             print(f"repeat {repeat} of {asked.repeats}, concurrency {concurrency}", flush=True)
