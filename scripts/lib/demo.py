@@ -10,6 +10,8 @@ from pathlib import Path
 import environment
 from progress import Progress, StepFailed
 
+#: SmolLM2-135M-Instruct; Gemma 3 270M, which continues texts and comes under Google's terms.
+MODELS = ("smollm2", "gemma3")
 DEFAULT_PROMPT = "Explain in three sentences why the sky is blue."
 
 
@@ -17,6 +19,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/demo", description="A real tritonserver streams a real LLM on this machine, GPU or not."
     )
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0], help="(default: %(default)s)")
+    parser.add_argument("--accept-gemma-terms", action="store_true", help="with --model gemma3, which asks otherwise")
     parser.add_argument("--once", metavar="PROMPT", help="answer one prompt, print one JSON line last, and end")
     parser.add_argument("--prompt", default=DEFAULT_PROMPT, help="what to ask before serving (default: %(default)r)")
     parser.add_argument("--max-tokens", type=int, default=128, help="longest answer (default: %(default)s)")

@@ -14,6 +14,7 @@ from typing import NoReturn
 import assets
 import demo
 import environment
+import gemma
 from progress import Progress, StepFailed
 from trtbuild.pipeline import import_checkpoint
 from trtdecode.cli.chat import chat_encode, stream_answer
@@ -23,6 +24,7 @@ from trtdecode.errors import TrtdecodeError
 from trtdecode.manifest import MANIFEST_FILE, read_manifest, verify_files
 from trtdecode.server.launch import TritonServer
 from trtdecode.server.ports import Ports
+from trtdecode.text.tokenizer import Tokenizer
 
 REPOSITORY = environment.ROOT / "model_repository"
 SERVER_LOG = environment.CACHE / "tritonserver.log"
@@ -35,14 +37,14 @@ def run(options: argparse.Namespace) -> int:
     progress = Progress(environment.LOG_FILE)
     try:
         assets.ensure_server(progress)
-        ensure_model(progress)
+        ensure_model(options, progress)
         server = make_server(options)
         with progress.step("starting tritonserver"):
             server.start()
         try:
             stats, text = answer(options, server)
             if options.once is None:
-                print(invitation(server), flush=True)
+                print(invitation(options, server), flush=True)
                 wait(server)
         finally:
             server.stop()
@@ -57,16 +59,19 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def ensure_model(progress: Progress) -> None:
+def ensure_model(options: argparse.Namespace, progress: Progress) -> None:
     """Imports the model unless a complete version is there."""
-    model_dir = REPOSITORY / assets.MODEL_NAME
+    model_dir = REPOSITORY / options.model
     if (model_dir / "1" / MANIFEST_FILE).is_file():
         try:
             verify_files(model_dir / "1", read_manifest(model_dir / "1"), digests=False)  # the server checks digests
             return
         except TrtdecodeError as error:
             progress.say(f"{error}")
-    gguf = assets.ensure_gguf(progress)
+    if options.model == assets.MODEL_NAME:
+        gguf = assets.ensure_gguf(progress)
+    else:
+        gguf = gemma.ensure_gguf(progress, accepted=options.accept_gemma_terms)
     with progress.step(f"importing it into {model_dir.relative_to(environment.ROOT)}"):
         import_checkpoint(gguf, model_dir, version=1, replace=True)
 
@@ -75,17 +80,23 @@ def make_server(options: argparse.Namespace) -> TritonServer:
     """One server on the ports asked for; its output goes to a log of its own."""
     SERVER_LOG.unlink(missing_ok=True)
     ports = Ports(options.http_port, options.grpc_port, options.metrics_port)
-    return TritonServer(REPOSITORY, ports=ports, host=options.host, log_path=SERVER_LOG, load=[assets.MODEL_NAME])
+    return TritonServer(REPOSITORY, ports=ports, host=options.host, log_path=SERVER_LOG, load=[options.model])
 
 
 def answer(options: argparse.Namespace, server: TritonServer) -> tuple[StreamStats, str]:
-    """Asks through the model's chat template and streams the answer to stdout."""
-    prompt = options.prompt if options.once is None else options.once
-    encode = chat_encode(newest_version_dir(REPOSITORY, assets.MODEL_NAME))
+    """Asks through the model's chat template, where it has one, and streams the answer to stdout."""
+    prompt: str | list[int] = options.prompt if options.once is None else options.once
     print(f"\n> {prompt}\n", flush=True)
-    with StreamClient(server.grpc_address, assets.MODEL_NAME) as client:
-        ids = encode([{"role": "user", "content": prompt}])
-        return stream_answer(client, ids, {"temperature": 0, "max_tokens": options.max_tokens})
+    if not is_pretrained(options):
+        encode = chat_encode(newest_version_dir(REPOSITORY, options.model))
+        prompt = encode([{"role": "user", "content": prompt}])
+    with StreamClient(server.grpc_address, options.model) as client:
+        return stream_answer(client, prompt, {"temperature": 0, "max_tokens": options.max_tokens})
+
+
+def is_pretrained(options: argparse.Namespace) -> bool:
+    """Whether the model only continues texts: it has no chat template."""
+    return not Tokenizer.from_dir(newest_version_dir(REPOSITORY, options.model)).chat_templates
 
 
 def result(stats: StreamStats, text: str) -> dict[str, object]:
@@ -98,11 +109,12 @@ def result(stats: StreamStats, text: str) -> dict[str, object]:
     }
 
 
-def invitation(server: TritonServer) -> str:
+def invitation(options: argparse.Namespace, server: TritonServer) -> str:
     """What is up, and how to call it."""
     body = '{"text_input": "Once upon a time", "max_tokens": 32, "stream": true}'
-    http = f"http://{server.http_address}/v2/models/{assets.MODEL_NAME}"
+    http = f"http://{server.http_address}/v2/models/{options.model}"
     python = Path(sys.executable).relative_to(environment.ROOT)
+    raw = " --raw" if is_pretrained(options) else ""
     return f"""
 tritonserver is up (log: {SERVER_LOG.relative_to(environment.ROOT)}):
   HTTP     {server.http_address}   {http}/generate_stream
@@ -127,11 +139,11 @@ With tritonclient ({python} has it):
   ]
   client = triton.InferenceServerClient("{server.grpc_address}")
   client.start_stream(lambda result, error: print(error or result.as_numpy("text_output")[0].decode(), end=""))
-  client.async_stream_infer("{assets.MODEL_NAME}", inputs)
+  client.async_stream_infer("{options.model}", inputs)
   client.stop_stream()  # waits for the answer
 
 In a terminal:
-  {python.parent}/trtdecode chat --address {server.grpc_address}
+  {python.parent}/trtdecode chat --model {options.model}{raw} --address {server.grpc_address}
 
 Ctrl-C ends it.
 """

@@ -59,6 +59,7 @@ class EncoderReplica:
             raise ConfigError(f"{version_dir}: a generating model, not an encoder; load it with trtdecode.replica")
         executor, choice = create_encoder(chosen, manifest, version_dir, device_kind=device_kind, device_id=device_id)
         tokenizer = EncoderTokenizer.from_dir(version_dir, _max_context_len(manifest.spec, chosen))
+        executor.execute(pack([[0]]))  # kernels are compiled in the first run: not in a client's
         return cls(manifest.spec, tokenizer, executor, choice, chosen)
 
     def describe(self) -> str:
