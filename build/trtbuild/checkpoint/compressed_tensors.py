@@ -1,8 +1,8 @@
 """compressed-tensors checkpoints (llm-compressor): FP8, INT8 and packed INT4/INT8 weights with their scales.
 
 `float-quantized`: weight F8_E4M3; `int-quantized`: weight I8; `pack-quantized`: weight_packed i32 [out, in * bits / 32]
-of codes plus 2^(bits-1). weight_scale is [1], [out, 1] or [out, groups]. Scales of activations are not read: they
-belong to kernels, not to weights.
+of codes plus 2^(bits-1). weight_scale is [1], [out, 1] or [out, groups]. Static scales of activations (`input_scale`)
+are read where the graph is written (quantize/own_scales.py).
 """
 
 from __future__ import annotations

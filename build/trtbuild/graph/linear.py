@@ -10,6 +10,7 @@ from trtbuild.graph.builder import GraphBuilder
 from trtbuild.graph.kept_codes import DifferentCodes
 from trtbuild.graph.matrix import Float32, FloatMatrix, Matrix, Restore, matrix, rows_of
 from trtbuild.graph.share import Size, share_of
+from trtbuild.quantize.own_scales import scales_of
 
 
 def embedding(g: GraphBuilder, name: str, num_rows: int, width: int) -> Matrix:
@@ -50,7 +51,8 @@ def linear(
     """
     if share_of(num_in).is_whole:
         return merged_linear(g, x, (name,), num_in, (num_out,), name, restore=restore)
-    y = multiply(g, x, matrix(g, (f"{name}.weight",), ((num_out, num_in),), f"{name}.weight", restore))
+    weights = matrix(g, (f"{name}.weight",), ((num_out, num_in),), f"{name}.weight", restore)
+    y = _with_scales(g, multiply(g, x, weights), (name,), (num_out,), restore)
     bias = _bias(g, (name,), (num_out,), name, restore)
     if not reduces:
         assert bias is None, f"{name}: a bias must be added once, after the sum"
@@ -88,7 +90,18 @@ def merged_linear(
     except DifferentCodes:
         parts = [linear(g, x, name, num_in, out, restore=restore) for name, out in zip(names, nums_out, strict=True)]
         return g.op("Concat", *parts, axis=1)
-    return multiply(g, x, weights, _bias(g, names, nums_out, stored_as, restore))
+    y = multiply(g, x, weights, _bias(g, names, nums_out, stored_as, restore))
+    return _with_scales(g, y, names, nums_out, restore)
+
+
+def _with_scales(
+    g: GraphBuilder, y: ir.Value, names: tuple[str, ...], nums_out: tuple[Size, ...], restore: Restore | None
+) -> ir.Value:
+    """y, with the checkpoint's own scales on the matmul that made it."""
+    node = y.producer()
+    if node is not None and restore is None:  # rows that are put into another order would need their scales so
+        node.metadata_props.update(scales_of(g.weights, names, nums_out))
+    return y
 
 
 def multiply(g: GraphBuilder, x: ir.Value, weights: Matrix, bias: ir.Value | None = None) -> ir.Value:

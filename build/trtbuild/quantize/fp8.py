@@ -28,9 +28,13 @@ def to_fp8(values: npt.ArrayLike) -> npt.NDArray[Any]:
     return np.clip(np.asarray(values, np.float32), -MAX_VALUE, MAX_VALUE).astype(ml_dtypes.float8_e4m3fn)
 
 
-def quantize_rows(weights: Float32) -> Fp8Rows:
-    """Quantises finite [rows, columns] with the largest magnitude of each row at 448; a row of zeros has scale 1."""
-    scales = scale_of(np.abs(weights).max(axis=1))
+def quantize_rows(weights: Float32, scales: Float32 | None = None) -> Fp8Rows:
+    """Quantises finite [rows, columns] with the largest magnitude of each row at 448; a row of zeros has scale 1.
+
+    Args:
+        scales: [rows], where they are given.
+    """
+    scales = scale_of(np.abs(weights).max(axis=1)) if scales is None else scales
     return Fp8Rows(to_fp8(weights / scales[:, None]), scales)
 
 

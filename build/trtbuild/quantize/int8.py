@@ -29,16 +29,20 @@ def group_size_for(num_columns: int, wanted: int = DEFAULT_GROUP_SIZE) -> int:
     return wanted if num_columns % wanted == 0 else num_columns
 
 
-def quantize_rows(weights: npt.NDArray[np.float32], group_size: int) -> Int8Rows:
+def quantize_rows(
+    weights: npt.NDArray[np.float32], group_size: int, scales: npt.NDArray[np.float32] | None = None
+) -> Int8Rows:
     """Quantises [rows, columns] along its columns.
 
     Args:
         weights: finite float32.
         group_size: divides the number of columns.
+        scales: [rows, groups], where they are given.
     """
     num_rows, num_columns = weights.shape
     groups = weights.reshape(num_rows, num_columns // group_size, group_size)
-    scales = np.maximum(groups.max(axis=2), -groups.min(axis=2)) / np.float32(MAX_CODE)
+    if scales is None:
+        scales = np.maximum(groups.max(axis=2), -groups.min(axis=2)) / np.float32(MAX_CODE)
     # A group of zeros (or of denormals, whose scale would round to 0) has codes 0 under any scale.
     scales[scales < np.finfo(np.float32).tiny] = 1.0
     codes = groups * (np.float32(1.0) / scales)[:, :, None]

@@ -15,6 +15,7 @@ from trtbuild.quantize import fp8, int4, int8, qdq
 from trtbuild.quantize.float_types import drop_unused_weights
 from trtbuild.quantize.gptq import gptq_quantize
 from trtbuild.quantize.linears import Linear, find_linears
+from trtbuild.quantize.own_scales import input_scale, weight_scales
 from trtbuild.quantize.recipe import Recipe
 from trtbuild.quantize.smoothquant import smoothing_factors
 from trtbuild.quantize.statistics import InputStatistics
@@ -98,6 +99,9 @@ def _quantize_layers(
         return scheme
     weights = {linear: _checked_array(linear) for linear in linears}
     inputs = statistics.get((linears[0].input.name or "").removesuffix(".rows"))
+    own = input_scale([linear.node for linear in linears]) if scheme in _INPUT_TYPES else None
+    if own is not None:
+        return _quantize_as_trained(graph, weights, scheme, own)
     if inputs is None and (scheme in ("fp8", "int8") or (scheme == "int4" and recipe.int4_method != "rtn")):
         raise BuildError(
             f"{linears[0].name!r} needs statistics of {linears[0].input.name!r}; calibrate the graph first"
@@ -116,6 +120,19 @@ def _quantize_layers(
             qdq.quantize_input(graph, linear, input_type.dtype, scale)
     for linear, array in weights.items():
         qdq.quantize_weight(graph, linear, _quantize_weight(array, scheme, recipe, inputs, factors))
+    return scheme
+
+
+def _quantize_as_trained(graph: ir.Graph, weights: dict[Linear, Float32], scheme: str, scale: float) -> str:
+    """With the checkpoint's own scales: nothing is balanced or judged, it was trained to live with them."""
+    for linear, array in weights.items():
+        scales = weight_scales(linear.node, linear.num_out)
+        if scheme == "fp8":
+            rows: fp8.Fp8Rows | int8.Int8Rows = fp8.quantize_rows(array, scales)
+        else:
+            rows = int8.quantize_rows(array, array.shape[1], None if scales is None else scales[:, None])
+        qdq.quantize_input(graph, linear, _INPUT_TYPES[scheme].dtype, scale)
+        qdq.quantize_weight(graph, linear, rows)
     return scheme
 
 

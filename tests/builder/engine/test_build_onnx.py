@@ -94,6 +94,30 @@ def test_islands_of_a_mixed_build(tmp_path: Path) -> None:
     assert softmax.outputs[0].dtype == "Float"
 
 
+def trained_with_quantisation() -> ir.Model:
+    """A linear layer as quantisation-aware training exports it: Q/DQ on the input, DQ on an INT8 weight."""
+    w = Writer()
+    x = w.input("x", ["T", WIDTH])
+    scale, zero = w.constant("x_scale", np.float32(0.0371)), w.constant("x_zero", np.int8(0))
+    quantized = w.op("x_quantize", "QuantizeLinear", x, scale, zero)
+    h = w.op("x_dequantize", "DequantizeLinear", quantized, scale, zero)
+    random = np.random.default_rng(2)
+    codes = w.constant("codes", random.integers(-127, 128, (WIDTH, 64)).astype(np.int8))
+    scales = w.constant("scales", random.uniform(1e-3, 2e-3, 64).astype(np.float32))
+    weight = w.op("weight", "DequantizeLinear", codes, scales, axis=1)
+    w.output(w.op("y", "MatMul", h, weight), ["T", 64])
+    return w.model()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_scales_of_quantisation_aware_training_are_kept(precision: str, tmp_path: Path) -> None:
+    path = saved(trained_with_quantisation(), tmp_path / "trained.onnx")
+    report = build_onnx(path, tmp_path / "out", precision, 89, options=OnnxOptions(samples=SAMPLES))
+    assert report.schemes == {"y": "int8"}
+    assert ("int8_matmul", True) in {(check.pattern, check.holds) for check in report.checks}
+    assert report.errors["y"] < 3e-3  # against the trained graph itself, whose input is FP16 here
+
+
 def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="not found"):
         build_onnx(tmp_path / "none.onnx", tmp_path / "out", "fp16", 89)
