@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trtdecode import support
-from trtdecode.manifest import read_manifest
+from trtdecode.errors import ConfigError
+from trtdecode.manifest import Manifest, read_manifest
 
 from trtbuild.engine.build_options import BuildOptions, BuildReport, Progress
 from trtbuild.engine.decoder_job import DecoderJob, Target
@@ -46,6 +47,7 @@ def build_engines(
     Raises:
         UnsupportedError: the combination is refused, or an operator is not TensorRT's.
         ManifestError: the version folder has no graph to build from.
+        ConfigError: the version is an encoder.
         BuildError: the builder failed, a required fusion is missing, or the parity limits are broken.
     """
     started = time.monotonic()
@@ -53,6 +55,7 @@ def build_engines(
     support.check_engine(precision, sm, flavour)
     options = options or BuildOptions()
     profiles = token_profiles(options.max_num_seqs, options.max_num_batched_tokens)
+    _check_task(version_dir, read_manifest(version_dir))
     source_name(read_manifest(version_dir), precision)
     target = Target(sm, load_tensorrt(flavour), recipe or Recipe(precision), profiles)
     directory = version_dir / support.engine_directory(precision, sm)
@@ -62,3 +65,12 @@ def build_engines(
         result = job.run()
     result.seconds = time.monotonic() - started
     return result
+
+
+def _check_task(version_dir: Path, manifest: Manifest) -> None:
+    if manifest.spec.task != "generate":
+        (graph, *_) = manifest.graphs.values()
+        raise ConfigError(
+            f"{version_dir}: task {manifest.spec.task}; an encoder is one engine without attention kernels of ours: "
+            f"build it with `trtdecode build --onnx {version_dir / graph}`"
+        )

