@@ -18,10 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from trtdecode.errors import ServerError
-
-#: Asks Triton to end a refused stream with a gRPC status; without it there would be a text alone.
-_WITH_STATUS = (("triton_grpc_error", "true"),)
+from trtdecode.errors import ServerError, status_of_text
 
 #: struct formats of the fixed-size Triton data types that our outputs use.
 _SCALAR_FORMATS = {"BOOL": "?", "INT32": "i", "UINT32": "I", "INT64": "q", "UINT64": "Q", "FP32": "f", "FP64": "d"}
@@ -31,7 +28,7 @@ class StreamError(ServerError):
     """The server ended a request with an error, or cannot be reached; the text is the server's own.
 
     Args:
-        code: gRPC status name ("UNAVAILABLE", ...), or "" where the server sent only a text.
+        code: gRPC status name ("UNAVAILABLE", ...); for an error inside a stream, what its text says.
     """
 
     def __init__(self, message: str, code: str = "") -> None:
@@ -123,12 +120,16 @@ class StreamClient:
             id=request_id,
             inputs=[self._tensor(name, value) for name, value in tensors.items()],
         )
-        call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout_s, metadata=_WITH_STATUS)
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout_s)
+        refusal = ""
         try:
             for response in call:
                 if response.error_message:
-                    raise StreamError(response.error_message)
+                    refusal = response.error_message
+                    continue  # the stream ends by itself
                 yield _chunk_of(response.infer_response)
+            if refusal:
+                raise StreamError(refusal, status_of_text(refusal).grpc_code)
         except self._grpc.RpcError as error:
             raise self._stream_error(error) from error
         finally:

@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -122,6 +123,11 @@ class WireStatus(NamedTuple):
     triton_code: str  # attribute name of pb_utils.TritonError
     http_status: int  # what the gateway answers
 
+    @property
+    def grpc_code(self) -> str:
+        """gRPC's name of the status."""
+        return "INVALID_ARGUMENT" if self.triton_code == "INVALID_ARG" else self.triton_code
+
 
 WIRE_STATUS: dict[type[RequestError], WireStatus] = {
     InvalidRequest: WireStatus("INVALID_ARG", 400),
@@ -131,6 +137,33 @@ WIRE_STATUS: dict[type[RequestError], WireStatus] = {
     RequestCancelled: WireStatus("CANCELLED", 499),
     ExecutorFailed: WireStatus("INTERNAL", 500),
 }
+
+
+#: What an error's text on a gRPC stream begins with (or holds), and its status. Ours first, then Triton's own.
+_BY_TEXT: tuple[tuple[str, WireStatus], ...] = (
+    (r"(executor|sampler) .*raised|internal error|text output failed", WIRE_STATUS[ExecutorFailed]),
+    (r"queue is full \(max_queue_size \d+\);", WIRE_STATUS[QueueFull]),
+    (r"model is draining and takes", WIRE_STATUS[Draining]),
+    (r"deadline of \S+ ms exceeded while", WIRE_STATUS[DeadlineExceeded]),
+    (r"request (cancelled|ended) b", WIRE_STATUS[RequestCancelled]),
+    (r".*: got ", WIRE_STATUS[InvalidRequest]),
+    (r".*(unknown model|is not found)", WireStatus("NOT_FOUND", 404)),
+    (r".*(Exceeds maximum queue size|is not ready)", WIRE_STATUS[QueueFull]),
+    (r".*Request timeout expired", WIRE_STATUS[DeadlineExceeded]),
+    (r".*(unexpected|expected \d+ inputs|inference input|must specify|unable to find)", WIRE_STATUS[InvalidRequest]),
+)
+
+
+def status_of_text(text: str) -> WireStatus:
+    """The status of an error that came over a gRPC stream, which carries its text alone.
+
+    Triton can end the stream with a status instead (header `triton_grpc_error`), but 2.51 then crashes once in some
+    ten thousand refusals.
+    """
+    for pattern, status in _BY_TEXT:
+        if re.match(pattern, text, re.DOTALL):
+            return status
+    return WireStatus("INTERNAL", 500)
 
 
 def wire_status(error: BaseException) -> WireStatus:

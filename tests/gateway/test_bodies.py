@@ -67,6 +67,9 @@ def test_formats_and_forced_tools_become_one_guide() -> None:
         {"response_format": {"type": "json_schema"}},
         {"seed": -1},
         {"nonsense": 1},
+        {"user": "half a pair \ud83c"},
+        {"guided_json": {"enum": ["\udc00"]}},
+        {"logit_bias": {"\ud800": 1}},
     ],
 )
 def test_wrong_bodies_are_refused(fields: dict[str, object]) -> None:

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from trtdecode.gateway.errors import GatewayError, invalid
-from trtdecode.gateway.schemas import Strict
+from trtdecode.gateway.schemas import Body, Strict
 from trtdecode.gateway.service import Service
 from trtdecode.gateway.streaming import until_disconnect
 from trtdecode.gateway.triton import EncoderRow
@@ -25,7 +25,7 @@ MAX_TEXTS = 2048  # OpenAI's limit
 _Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
 
-class EmbeddingRequest(Strict):
+class EmbeddingRequest(Body):
     """OpenAI's body; ids are those of the served model's tokenizer, special ones included."""
 
     model: str
@@ -53,7 +53,7 @@ class Document(Strict):
     text: str
 
 
-class RerankRequest(Strict):
+class RerankRequest(Body):
     """A query and what is to be ordered by how well it answers the query."""
 
     model: str

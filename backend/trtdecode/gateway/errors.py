@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from trtdecode.errors import status_of_text
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -78,9 +80,12 @@ def invalid(param: str | None, message: str) -> GatewayError:
 def from_triton(status: str | None, message: str) -> GatewayError:
     """A Triton error as the client of the gateway should see it.
 
+    Args:
+        status: gRPC's; None for an error inside a stream, which has a text alone.
+
     Our backend's texts begin with the field's name ("max_tokens: got -1; must be ..."), which becomes `param`.
     """
-    http = _GRPC.get(status or "", 500)
+    http = status_of_text(message).http_status if status is None else _GRPC.get(status, 500)
     if http == 503 and "deadline" in message:
         http = 504
     param = message.split(":", 1)[0] if http == 400 and ": got " in message else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -21,6 +22,35 @@ class Strict(BaseModel):
     """Base of all bodies: exact JSON types, unknown fields refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Body(Strict):
+    """Base of whole bodies."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_unicode(cls, data: Any) -> Any:
+        """JSON can spell half a surrogate pair, which is no character and cannot be sent on."""
+        for field, value in data.items() if isinstance(data, dict) else ():
+            for text in _strings(value):
+                try:
+                    text.encode()
+                except UnicodeEncodeError as error:
+                    raise about(str(field), f"must be valid Unicode: half a surrogate pair at {error.start}") from None
+        return data
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+    elif isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from _strings(item)
 
 
 class StreamOptions(Strict):
@@ -105,7 +135,7 @@ class ResponseFormat(Strict):
         return self
 
 
-class Sampling(Strict):
+class Sampling(Body):
     """What both generation end points share. Beyond OpenAI's fields: vLLM's extra sampling parameters."""
 
     model: str

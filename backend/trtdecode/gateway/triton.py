@@ -74,23 +74,26 @@ class TritonConnection:
         return sorted({entry["name"] for entry in index.get("models", []) if entry.get("state") == "READY"})
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Piece]:
-        """Streams the answer. Closing the iterator early cancels the request in Triton at once.
+        """Streams the answer. Closing the iterator early cancels the request in Triton at once; a stream that ends by
+        itself, with an error too, is left to end.
 
         Raises:
             GatewayError: what Triton said, or 503 when it is away, or 504 after the timeout.
         """
         rank = await self._rank(generation.model, "text_output")
-        # Without the header Triton sends a refusal as a text inside the stream, and its status is lost.
-        headers = {"triton_grpc_error": "true"}
-        responses: Any = self._client.stream_infer(self._requests(generation, rank), headers=headers)
+        responses: Any = self._client.stream_infer(self._requests(generation, rank))
+        refusal: InferenceServerException | None = None
         try:
             async with asyncio.timeout(self._timeout):
                 async for result, error in responses:
                     if error is not None:
-                        raise _gateway_error(error)
+                        refusal = error
+                        continue
                     piece = _piece(result, generation)
                     if piece is not None:
                         yield piece
+            if refusal is not None:
+                raise refusal
         except (InferenceServerException, grpc.aio.AioRpcError) as error:
             raise _gateway_error(error) from error
         except TimeoutError:

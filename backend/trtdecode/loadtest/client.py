@@ -17,7 +17,7 @@ import numpy as np
 import tritonclient.grpc.aio as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from trtdecode.errors import ConfigError
+from trtdecode.errors import ConfigError, status_of_text
 from trtdecode.loadtest.records import Record
 from trtdecode.loadtest.traffic import Shot
 
@@ -60,9 +60,7 @@ class LoadClient:
     async def send(self, shot: Shot, prompt: str) -> Record:
         """Sends one request and reads it to its end, its cancellation or the timeout. Errors become records."""
         record = Record(sent_at=time.monotonic(), tokens_counted=self._counts_tokens)
-        # The header makes Triton end a refused stream with a status, which is what errors are counted by.
-        headers = {"triton_grpc_error": "true"}
-        responses: Any = self._client.stream_infer(self._one(self._request(shot, prompt)), headers=headers)
+        responses: Any = self._client.stream_infer(self._one(self._request(shot, prompt)))
         limit = self._timeout if shot.cancel_after is None else shot.cancel_after
         try:
             await asyncio.wait_for(self._read(responses, record), limit)
@@ -119,7 +117,8 @@ class LoadClient:
 def _kind(error: InferenceServerException | grpc.aio.AioRpcError) -> str:
     """A short name to count errors by: the status and the first words of the message."""
     if isinstance(error, InferenceServerException):
-        status, text = error.status() or "ERROR", str(error.message())
+        text = str(error.message())
+        status = error.status() or status_of_text(text).grpc_code
     else:
         status, text = error.code().name, error.details() or ""
     return f"{status.removeprefix('StatusCode.')}: {text[:60]}"
