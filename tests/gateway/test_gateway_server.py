@@ -196,6 +196,33 @@ def test_a_body_that_is_not_right_gets_the_error_object(gateway: Gateway) -> Non
         assert answer.json()["error"]["type"] == "invalid_request_error"
     assert gateway.client.get("/v1/absent").json()["error"]["type"] == "not_found_error"
     assert gateway.client.get("/v1/completions").status_code == 405
+    assert gateway.client.get("/v1/completions").headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "said"),
+    [
+        ('{"model": "chain", "prompt": "x\\ud800"}', "prompt", "half a surrogate pair"),
+        ('{"model": "chain", "prompt": "x", "stop": ["\\udc00"]}', "stop", "half a surrogate pair"),
+        ('{"model": "chain", "prompt": "x", "\\ud800": 1}', "?", "half a surrogate pair"),
+        # As INT32 this would be token 1.
+        ('{"model": "chain", "prompt": [4294967297]}', "prompt.0", "less than 2147483648"),
+        ('{"model": "chain", "prompt": ""}', "prompt", "at least one token"),
+        (
+            '{"model": "chain", "prompt": "x", "stream_options": {"include_usage": 1}}',
+            "stream_options.include_usage",
+            "",
+        ),
+        ('{"model": "chain", "prompt": "x"', None, "not JSON at byte 32"),
+    ],
+)
+def test_what_cannot_be_a_prompt_is_refused_by_name(
+    gateway: Gateway, content: str, param: str | None, said: str
+) -> None:
+    answer = gateway.client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert said in error["message"]
 
 
 def test_the_backends_own_refusal_names_the_field(gateway: Gateway) -> None:
@@ -353,8 +380,7 @@ def test_the_engine_room_maps_blocks_to_sequences(gateway: Gateway) -> None:
     """Two streams and the blocks that ended requests left for a hit."""
     for prompt in ("a " * 100, "b " * 100):
         completion(gateway, model="smollm2", prompt=prompt, max_tokens=1)
-    # Token 2 ends an answer of this model.
-    long = {"model": "smollm2", "stream": True, "max_tokens": 1500, "logit_bias": {"2": -100}, **GREEDY}
+    long = {"model": "smollm2", "stream": True, "max_tokens": 1500, "ignore_eos": True, **GREEDY}
     with (
         gateway.client.stream("POST", "/v1/completions", json={**long, "prompt": "x"}) as first,
         gateway.client.stream("POST", "/v1/completions", json={**long, "prompt": "y"}) as second,

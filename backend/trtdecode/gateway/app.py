@@ -13,7 +13,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
-from trtdecode.gateway import encoding, page
+from trtdecode.gateway import encoding, openapi, page
 from trtdecode.gateway.chat import chat_events, chat_response
 from trtdecode.gateway.completions import completion_events, completion_response
 from trtdecode.gateway.engine_room import EngineRoom
@@ -43,7 +43,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(title="trtdecode gateway", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_error_handlers(app)
     _add_generation(app)
-    encoding.register(app, _ERRORS)
+    encoding.register(app, openapi.ERRORS)
     _add_information(app)
     page.mount(app)
     if settings.cors_origins:
@@ -59,25 +59,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     return app
 
 
-_ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}}
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": description, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
-    for status, description in (
-        (400, "The body is wrong; `error.param` names the field"),
-        (401, "No API key, or one that is not known"),
-        (404, "No such model"),
-        (413, "The body is too large"),
-        (429, "The caller's limit is reached; see Retry-After"),
-        (500, "The model failed"),
-        (501, "Not configured"),
-        (503, "The inference server is away or full; see Retry-After"),
-        (504, "The deadline passed"),
-    )
-}
-
-
 def _add_generation(app: FastAPI) -> None:
-    @app.post("/v1/chat/completions", responses=_ERRORS)
+    @app.post("/v1/chat/completions", responses=openapi.CHAT | openapi.ERRORS)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service: Service = app.state.service
         num_chars = sum(len(message.text) for message in body.messages)
@@ -100,7 +83,7 @@ def _add_generation(app: FastAPI) -> None:
         answer = await until_disconnect(request, service.answer(job))
         return JSONResponse(chat_response(body, answer, answer_id), headers=job.headers)
 
-    @app.post("/v1/completions", responses=_ERRORS)
+    @app.post("/v1/completions", responses=openapi.COMPLETION | openapi.ERRORS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service: Service = app.state.service
         prompts = body.prompts
@@ -133,13 +116,13 @@ def _add_generation(app: FastAPI) -> None:
 
 
 def _add_information(app: FastAPI) -> None:
-    @app.get("/v1/models", responses=_ERRORS)
+    @app.get("/v1/models", responses=openapi.MODELS | openapi.ERRORS)
     async def models() -> Response:
         names = await app.state.service.models()
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "trtdecode"} for name in names]
         return JSONResponse({"object": "list", "data": data})
 
-    @app.get("/health", responses=_ERRORS)
+    @app.get("/health", responses=openapi.HEALTH | openapi.ERRORS)
     async def health() -> Response:
         connections = app.state.service.replicas.connections
         ready = sum(await asyncio.gather(*(connection.is_ready() for connection in connections)))
@@ -147,9 +130,19 @@ def _add_information(app: FastAPI) -> None:
             raise GatewayError(503, "no inference server is ready; retry later", retry_after=2)
         return JSONResponse({"status": "ready", "replicas_ready": ready, "replicas": len(connections)})
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=_ERRORS)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=openapi.ERRORS)
     async def metrics() -> Response:
         return PlainTextResponse(await app.state.engine_room.metrics_text())
+
+
+#: How pydantic names the alternatives of a union in the path to a field.
+_ALTERNATIVES = frozenset({"str", "int", "float", "bool", "NamedTool"})
+
+
+def _path(error: dict[str, Any]) -> list[str]:
+    """The path to the field, without the names of alternatives."""
+    path = [str(part) for part in error["loc"][1:] if part not in _ALTERNATIVES and "[" not in str(part)]
+    return [*path, error["ctx"]["field"]] if "field" in error.get("ctx", {}) else path
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -159,19 +152,20 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        # A union reports each alternative; the path without its alternatives is the field.
-        path = [
-            str(part) for part in first["loc"][1:] if not str(part).startswith(("function-", "list[", "constrained-"))
-        ]
-        if "field" in first.get("ctx", {}):
-            path.append(first["ctx"]["field"])
-        param = ".".join(path) or None
-        return error_response(invalid(param, f"{param or 'body'}: {first['msg']}"))
+        errors = error.errors()
+        first = errors[0]
+        if first["type"] == "json_invalid":
+            return error_response(invalid(None, f"body: not JSON at byte {first['loc'][-1]}: {first['ctx']['error']}"))
+        # A union reports each alternative: the one that came furthest is what was meant.
+        deepest = max(errors, key=lambda one: len(_path(one)))
+        param = ".".join(_path(deepest)) or None
+        return error_response(invalid(param, f"{param or 'body'}: {deepest['msg']}"))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        return error_response(GatewayError(error.status_code, str(error.detail)))
+        answer = error_response(GatewayError(error.status_code, str(error.detail)))
+        answer.headers.update(error.headers or {})  # 405 names the allowed methods
+        return answer
 
     @app.exception_handler(ClientGone)
     async def client_gone(request: Request, error: ClientGone) -> Response:

@@ -7,6 +7,7 @@ the view then shows their counts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from trtdecode.errors import ServerError
@@ -31,12 +32,12 @@ class LocalInspector:
 
     def _ask(self, replica: int, model: str) -> dict[str, Any] | None:
         key = (replica, model)
-        if key not in self._sockets:
+        if not self._sockets.get(key):
             self._sockets[key] = self._find(replica, model)
         try:
             return _joined([entry.ask("inspect", _WAIT_S) for entry in self._sockets[key]])
-        except ServerError:
-            del self._sockets[key]  # the stub was replaced, or is in a long step
+        except ServerError:  # the stub was replaced, or is in a long step
+            self._sockets.pop(key, None)
             return None
 
     def _find(self, replica: int, model: str) -> list[ControlSocket]:
@@ -44,9 +45,10 @@ class LocalInspector:
         server_pid = listener_of(port) if port is not None else None
         found = []
         for entry in list_control_sockets():
-            status = entry.ask("status", _WAIT_S)
-            if (status["model"], status["server_pid"]) == (model, server_pid):
-                found.append(entry)
+            with contextlib.suppress(ServerError):  # it is ending, or too busy to say
+                status = entry.ask("status", _WAIT_S)
+                if (status["model"], status["server_pid"]) == (model, server_pid):
+                    found.append(entry)
         return found
 
 

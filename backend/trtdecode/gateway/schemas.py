@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+#: Triton's tensor of token ids is INT32: a larger number would become another token there.
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = str | Annotated[list[str], Field(max_length=64)] | None
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
@@ -32,11 +34,14 @@ class Body(Strict):
     def _is_unicode(cls, data: Any) -> Any:
         """JSON can spell half a surrogate pair, which is no character and cannot be sent on."""
         for field, value in data.items() if isinstance(data, dict) else ():
-            for text in _strings(value):
+            for text in _strings([field, value]):
                 try:
                     text.encode()
                 except UnicodeEncodeError as error:
-                    raise about(str(field), f"must be valid Unicode: half a surrogate pair at {error.start}") from None
+                    raise about(
+                        field.encode("ascii", "replace").decode(),
+                        f"must be valid Unicode: half a surrogate pair at {error.start}",
+                    ) from None
         return data
 
 
@@ -154,7 +159,7 @@ class Sampling(Body):
     # vLLM's
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2, allow_inf_nan=False)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
@@ -201,9 +206,9 @@ class ChatRequest(Sampling):
 class CompletionRequest(Sampling):
     prompt: (
         str
-        | Annotated[list[int], Field(min_length=1)]
+        | Annotated[list[TokenId], Field(min_length=1)]
         | Annotated[list[str], Field(min_length=1)]
-        | (Annotated[list[Annotated[list[int], Field(min_length=1)]], Field(min_length=1)])
+        | (Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)])
     )
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -81,7 +81,7 @@ class TritonConnection:
             GatewayError: what Triton said, or 503 when it is away, or 504 after the timeout.
         """
         rank = await self._rank(generation.model, "text_output")
-        responses: Any = self._client.stream_infer(self._requests(generation, rank))
+        responses: Any = self._client.stream_infer(_once(_request(generation, rank)))
         refusal: InferenceServerException | None = None
         try:
             async with asyncio.timeout(self._timeout):
@@ -95,7 +95,13 @@ class TritonConnection:
             if refusal is not None:
                 raise refusal
         except (InferenceServerException, grpc.aio.AioRpcError) as error:
-            raise _gateway_error(error) from error
+            raise _of_prompt(_gateway_error(error)) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            text = "the stream to the inference server was ended on this side; retry later"
+            raise GatewayError(503, text, retry_after=UNAVAILABLE_RETRY_AFTER) from None
         except TimeoutError:
             raise GatewayError(504, f"no end of the answer within {self._timeout:g} s") from None
         finally:
@@ -138,25 +144,31 @@ class TritonConnection:
             raise invalid("model", f"model: got {model!r}, which gives {', '.join(outputs)} and no {output}")
         return rank
 
-    async def _requests(self, generation: Generation, rank: int) -> AsyncGenerator[dict[str, Any]]:
-        if isinstance(generation.prompt, str):
-            prompt = _tensor("text_input", "BYTES", [generation.prompt.encode()], rank)
-        else:
-            prompt = _tensor("input_ids", "INT32", generation.prompt, rank)
-        sampling = {**generation.sampling, "n": generation.num_samples}
-        flags = ["stream", "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"]
-        flags += ["return_logprobs"] if generation.logprobs else []
-        yield {
-            "model_name": generation.model,
-            "inputs": [
-                prompt,
-                _tensor("sampling_parameters", "BYTES", [json.dumps(sampling).encode()], rank),
-                _tensor("exclude_input_in_output", "BOOL", [True], rank),
-                *(_tensor(flag, "BOOL", [True], rank) for flag in flags),
-            ],
-            "request_id": generation.request_id,
-            "parameters": generation.trace or None,
-        }
+
+def _request(generation: Generation, rank: int) -> dict[str, Any]:
+    if isinstance(generation.prompt, str):
+        prompt = _tensor("text_input", "BYTES", [generation.prompt.encode()], rank)
+    else:
+        prompt = _tensor("input_ids", "INT32", generation.prompt, rank)
+    sampling = {**generation.sampling, "n": generation.num_samples}
+    flags = ["stream", "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"]
+    flags += ["return_logprobs"] if generation.logprobs else []
+    return {
+        "model_name": generation.model,
+        "inputs": [
+            prompt,
+            _tensor("sampling_parameters", "BYTES", [json.dumps(sampling).encode()], rank),
+            _tensor("exclude_input_in_output", "BOOL", [True], rank),
+            *(_tensor(flag, "BOOL", [True], rank) for flag in flags),
+        ],
+        "request_id": generation.request_id,
+        "parameters": generation.trace or None,
+    }
+
+
+async def _once(request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    """The request is made before: what fails inside this generator looks like a cancellation to gRPC."""
+    yield request
 
 
 def _tensor(name: str, datatype: str, values: list[Any], rank: int) -> Any:
@@ -193,6 +205,13 @@ def _piece(result: Any, generation: Generation) -> Piece | None:
         logprobs=logprobs,
         prompt_logprobs=next((json.loads(text) for text in values("prompt_logprobs")), None),
     )
+
+
+def _of_prompt(error: GatewayError) -> GatewayError:
+    """Names the body's field instead of our tensor."""
+    if error.param in ("text_input", "input_ids"):
+        error.param = "prompt"
+    return error
 
 
 def _gateway_error(error: InferenceServerException | grpc.aio.AioRpcError) -> GatewayError:

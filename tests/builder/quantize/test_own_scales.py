@@ -95,4 +95,3 @@ def test_without_usable_scales_the_layer_is_calibrated(changes: dict[str, Any], 
     safetensors.torch.save_file(kept, source / "model.safetensors")
     with pytest.raises(BuildError, match=r"'layers.0/attention/Gemm' needs statistics"):
         prepared(source, tmp_path / "model", "f32", "int8")
-
