@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trtdecode.config import ServingConfig
-from trtdecode.errors import InvalidRequest
+from trtdecode.errors import ConfigError, InvalidRequest
 from trtdecode.executor.base import Executor
 from trtdecode.executor.choice import ExecutorChoice
 from trtdecode.executor.factory import create_executor
@@ -81,6 +81,11 @@ class Replica:
         """
         chosen = config or ServingConfig()
         manifest = read_manifest(version_dir)
+        if manifest.spec.task != "generate":
+            raise ConfigError(
+                f"{version_dir}: task {manifest.spec.task}, an encoder; it generates nothing: serve it with "
+                "`trtdecode serve`, or load it with trtdecode.encoder.replica"
+            )
         tokenizer = Tokenizer.from_dir(version_dir)
         executor, choice = create_executor(
             chosen, manifest, version_dir, device_kind=device_kind, device_id=device_id, gpu_options=gpu_options

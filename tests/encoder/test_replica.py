@@ -15,6 +15,7 @@ from trtdecode.encoder.tensors import EncoderCall
 from trtdecode.errors import ConfigError, ExecutorFailed, InvalidRequest
 from trtdecode.executor.encoder_base import EncoderBatch
 from trtdecode.manifest import read_manifest
+from trtdecode.replica import Replica
 from trtdecode.text.encoder_tokenizer import EncoderInput
 
 QUERY = "what is a b-tree?"
@@ -119,5 +120,7 @@ def test_what_cannot_serve_an_encoder_is_refused(reranker: tuple[Any, Path, Path
         EncoderReplica.load(reranker[2], ServingConfig(executor="tensorrt"))
     with pytest.raises(ConfigError, match="no 'mixed'; use one of f32, int8, bf16"):
         EncoderReplica.load(reranker[2], ServingConfig(compute_precision="mixed"))
+    with pytest.raises(ConfigError, match="task rerank, an encoder; it generates nothing: serve it with"):
+        Replica.load(reranker[2])
     with pytest.raises(ConfigError, match="a generating model, not an encoder"):
         EncoderReplica.load(chain_version)

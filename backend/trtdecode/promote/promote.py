@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtdecode.errors import TrtdecodeError
+from trtdecode.errors import ManifestError, TrtdecodeError
+from trtdecode.manifest import read_manifest
 from trtdecode.promote.cutover import CutOver, cut_over, states
 from trtdecode.promote.gate import Context, Verdict, closing
-from trtdecode.promote.gates import GATES
+from trtdecode.promote.gates import ENCODER_GATES, GATES, gates_for
 from trtdecode.promote.limits import Limits
 from trtdecode.promote.publish import PromotionError, equal_version, model_lock, publish, versions, withdraw
 from trtdecode.promote.record import write_record
@@ -115,7 +116,7 @@ def _check(request: Request) -> None:
         raise PromotionError(f"mode {request.mode!r} is not known; use one of {', '.join(MODES)}")
     if not request.target.is_dir():
         raise PromotionError(f"{request.target}: no such repository; make the folder, or name another one with --to")
-    known = {gate.name for gate in GATES}
+    known = {gate.name for gate in (*GATES, *ENCODER_GATES)}
     if request.skip - known:
         raise PromotionError(
             f"gate {sorted(request.skip - known)[0]!r} is not known; there are {', '.join(sorted(known))}"
@@ -140,7 +141,7 @@ def _ask_gates(
     )
     verdicts = []
     with closing(context):
-        for gate in GATES:
+        for gate in gates_for(_task(request.source)):
             if gate.name in request.skip:
                 verdict = Verdict(gate.name, True, "skipped on request", {"skipped": True})
             else:
@@ -150,6 +151,14 @@ def _ask_gates(
             if not verdict.passed:
                 break
     return verdicts
+
+
+def _task(version_dir: Path) -> str:
+    """Without a readable manifest a decoder's: its first gate says what is wrong."""
+    try:
+        return read_manifest(version_dir).spec.task
+    except ManifestError:
+        return "generate"
 
 
 def _cut_over(

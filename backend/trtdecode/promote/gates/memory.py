@@ -17,14 +17,15 @@ def ask(context: Context) -> tuple[bool, str, dict[str, Any]]:
     if context.mode != "overlap" or context.current_dir is None:
         return True, "nothing is loaded twice", {}
     match = _KV_BYTES.search(context.config_pbtxt)
-    if match is None:
+    has_cache = context.manifest.spec.task == "generate"
+    if match is None and has_cache:
         return (
             False,
             "mode overlap needs kv_cache_bytes in config.pbtxt: the default takes a share of free memory, which the "
             "version in service has already taken; set it, or promote with --mode replace",
             {},
         )
-    kv_bytes = _bytes(match[1])
+    kv_bytes = _bytes(match[1]) if match is not None and has_cache else 0
     manifest = context.manifest
     weights = max((entry.num_bytes for name, entry in manifest.files.items() if name.endswith(".data")), default=0)
     needed, free = kv_bytes + weights, available_memory()
