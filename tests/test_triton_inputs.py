@@ -77,6 +77,9 @@ def test_precedence_tensor_then_json_then_parameter() -> None:
 def test_parameters_that_front_ends_add_are_ignored() -> None:
     added = {"triton_enable_empty_final_response": True, "traceparent": "00-ab", "x-request-id": "7", "sequence_id": 0}
     assert call(added) == call()
+    assert call({"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}).trace_id == (
+        "4bf92f3577b34da6a3ce929d0e0e4736"
+    )
     with pytest.raises(InvalidRequest, match="colour"):
         call({"colour": "red"})
 

@@ -7,6 +7,7 @@ among the request's parameters (unknown scalar JSON fields of `/generate` arrive
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -70,6 +71,7 @@ _GUIDE_TYPES = {"json": "guided_json", "json_schema": "guided_json", "regex": "g
 #: Parameters that Triton's front ends add by themselves.
 _IGNORED_PREFIXES = ("triton_",)
 _IGNORED_PARAMETERS = frozenset({"traceparent", "tracestate", "sequence_id", "sequence_start", "sequence_end"})
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _MAX_PARAMETERS_BYTES = 1 << 20
 
 
@@ -88,6 +90,7 @@ class Call:
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     return_output_ids: bool = False
+    trace_id: str = ""  # of the caller's W3C traceparent, 32 hexadecimal digits
 
 
 def read_call(
@@ -130,7 +133,9 @@ def read_call(
     if isinstance(prompt, list):  # token ids in, token ids out; there is no text to repeat
         flags.setdefault("return_output_ids", params.n == 1)
     echo = not exclude and isinstance(prompt, str)
-    return Call(prompt, params, stream=stream, echo=echo, timeout_ms=timeout_ms, **flags)
+    return Call(
+        prompt, params, stream=stream, echo=echo, timeout_ms=timeout_ms, trace_id=_trace_id(parameters), **flags
+    )
 
 
 def _prompt(values: dict[str, Any]) -> str | list[int]:
@@ -206,6 +211,12 @@ def _scalar_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in parameters.items()
         if not name.startswith(_IGNORED_PREFIXES) and name not in _IGNORED_PARAMETERS and "-" not in name
     }
+
+
+def _trace_id(parameters: Mapping[str, Any]) -> str:
+    """One that is not well-formed is no reason to refuse a request: W3C says to go on without."""
+    match = _TRACEPARENT.fullmatch(str(parameters.get("traceparent", "")))
+    return match[1] if match else ""
 
 
 def _timeout_ms(value: Any) -> float:

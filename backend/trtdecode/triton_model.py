@@ -205,6 +205,7 @@ class DecoderModel:
                 is_cancelled=lambda: stream.is_cancelled,
                 timeout_ms=timeout_ms,
                 caller_id=caller_id,
+                trace_id=answer.call.trace_id,
             )
             self._replica.submit(samples)
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from chain_model import EOS, write_chain_checkpoint
 from gateway_fixtures import Gateway
 from tiny_encoders import raw_scores, sentence_vectors, write_classifier
 from triton_fixtures import RunningServer
@@ -33,10 +35,15 @@ def gateway(
     run_gateway: Callable[..., Gateway],
     minilm_folder: Path,
     reranker: tuple[Any, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Gateway]:
     repository = make_repository({"chain": ""})
     import_checkpoint(minilm_folder, repository / "minilm")
     import_checkpoint(reranker[1], repository / "reranker")
+    talker = write_chain_checkpoint(tmp_path_factory.mktemp("talker"))
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (talker / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS, "chat_template": template}))
+    import_checkpoint(talker, repository / "talker", precisions=("f32",))
     with make_server(repository) as server:
         yield run_gateway(server)
 
@@ -120,3 +127,30 @@ def test_the_semantic_cache_uses_a_served_encoder(gateway: Gateway, run_gateway:
     hit, text = ask("What's the capital of France?")
     assert hit is not None and hit.startswith("semantic 0.9") and text
     assert ask("How do fish swim?")[0] is None
+
+
+def test_the_semantic_cache_compares_a_chats_last_message_and_wants_the_rest_equal(
+    gateway: Gateway, run_gateway: Callable[..., Gateway]
+) -> None:
+    cached = run_gateway(gateway.server, semantic_cache_model="minilm", semantic_cache_threshold=0.8)
+    paris, france = "What is the capital of France?", "What's the capital of France?"
+
+    def ask(last: str, *before: str, **fields: object) -> str:
+        """The header, empty without one."""
+        roles = ("user", "assistant") * (len(before) + 1)
+        turns = [{"role": role, "content": text} for role, text in zip(roles, (*before, last), strict=False)]
+        body = {"model": "talker", "messages": turns, "max_tokens": 4, "temperature": 0, **fields}
+        answer = cached.client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"]
+        return str(answer.headers.get("x-trtdecode-cache", ""))
+
+    assert ask(paris) == ""
+    assert ask(france).startswith("semantic 0.9")
+    assert ask(france, "Hello.", "Hi.") == ""  # another conversation
+    assert ask(paris, "Hello.", "Hi.").startswith("semantic 0.9")
+    assert ask(paris, "Hello!", "Hi.") == ""  # what came before is compared letter by letter
+    assert ask(paris, max_tokens=5) == ""
+    assert ask(paris, response_format={"type": "json_object"}) == ""
+    assert ask("How do fish swim?") == ""
+    assert ask("word " * 600) == ""  # longer than the encoder's context: answered without the cache

@@ -24,7 +24,7 @@ def started(kv: KVCacheManager, prompt: int | list[int], now: float) -> Request:
 
 
 def test_an_empty_pool_is_one_run() -> None:
-    assert block_map(make_kv(), []) == {"blocks": [[0, 16]], "blocks_per_cell": 1, "num_sequences": 0}
+    assert block_map(make_kv(), []) == {"blocks": [[0, 16]], "blocks_per_cell": 1, "num_sequences": 0, "sequences": []}
 
 
 def test_owners_shared_and_cached_blocks() -> None:
@@ -36,6 +36,7 @@ def test_owners_shared_and_cached_blocks() -> None:
     picture = block_map(kv, [other, second, first])
     assert picture["blocks"] == [[a, 4], [b, 1], [c, 3], [0, 8]]
     assert picture["num_sequences"] == 3
+    assert picture["sequences"] == [[a, "", "", 15], [b, "", "", 15], [c, "", "", 10]]
     kv.free(first)
     assert block_map(kv, [other, second])["blocks"] == [[b, 3], [0, 1], [b, 1], [c, 3], [0, 8]]
     kv.free(second)

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from trtdecode.gateway import encoding, openapi, page
-from trtdecode.gateway.chat import chat_events, chat_response
+from trtdecode.gateway.chat import chat_events, chat_response, meaning
 from trtdecode.gateway.completions import completion_events, completion_response
 from trtdecode.gateway.engine_room import EngineRoom
 from trtdecode.gateway.errors import GatewayError, invalid
@@ -75,6 +75,7 @@ def _add_generation(app: FastAPI) -> None:
             num_samples=num_samples,
             logprobs=bool(body.logprobs),
             headers=headers,
+            meaning=meaning(body),
         )
         answer_id = request.state.record.request_id
         if body.stream:
@@ -98,6 +99,7 @@ def _add_generation(app: FastAPI) -> None:
                 num_samples=num_samples,
                 logprobs=body.logprobs is not None,
                 headers=headers,
+                meaning=(prompt, "") if isinstance(prompt, str) and prompt else None,
             )
             for prompt in prompts
         ]

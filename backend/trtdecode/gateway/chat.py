@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -93,3 +94,15 @@ def _chunk(
 ) -> dict[str, Any]:
     choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
     return {**head, "choices": [choice]}
+
+
+def meaning(body: ChatRequest) -> tuple[str, str] | None:
+    """What the semantic cache compares: the text of the last message, a user's, by its meaning; all before it, tools
+    and format must be equal. None where the last message is not a user's text."""
+    *before, last = body.messages
+    if last.role != "user" or not last.text:
+        return None
+    rest = body.model_dump(mode="json", include={"tools", "tool_choice", "response_format"})
+    rest["messages"] = [message.model_dump(mode="json") for message in before]
+    rest["name"] = last.name
+    return last.text, json.dumps(rest, sort_keys=True)

@@ -82,13 +82,18 @@ class Service:
         num_samples: int,
         logprobs: bool,
         headers: dict[str, str],
+        meaning: tuple[str, str] | None = None,
     ) -> Job:
-        """One prompt as a generation, with the caller's trace and request id on it."""
+        """One prompt as a generation, with the caller's trace and request id on it.
+
+        Args:
+            meaning: see `Generation.meaning`; None keeps it out of the semantic cache.
+        """
         record = request.state.record
         if self.settings.log_prompts:
             record.fields["prompt"] = prompt
         trace = {name: value for name in _TRACE_HEADERS if (value := request.headers.get(name))}
-        generation = Generation(model, prompt, sampling, num_samples, logprobs, record.request_id, trace)
+        generation = Generation(model, prompt, sampling, num_samples, logprobs, record.request_id, meaning, trace)
         return Job(generation, headers)
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece]:
@@ -113,10 +118,13 @@ class Service:
             job.headers["x-trtdecode-cache"] = "hit"
             return found  # type: ignore[no-any-return]
         vector = scope = None
-        if self.settings.semantic_cache_model and isinstance(generation.prompt, str):
-            vectors, _ = await self.encode(self.settings.semantic_cache_model, [generation.prompt], "embedding")
-            vector, scope = vectors[0], json.dumps([generation.model, generation.sampling, shape], sort_keys=True)
-            similar = self.semantic.get(scope, vector)
+        if self.settings.semantic_cache_model and generation.meaning is not None:
+            text, rest = generation.meaning
+            scope = json.dumps([generation.model, generation.sampling, shape, rest], sort_keys=True)
+            with contextlib.suppress(GatewayError):  # too long for the encoder, or it is away: an answer without it
+                vectors, _ = await self.encode(self.settings.semantic_cache_model, [text], "embedding")
+                vector = vectors[0]
+            similar = self.semantic.get(scope, vector) if vector is not None else None
             if similar is not None:
                 job.headers["x-trtdecode-cache"] = f"semantic {similar[1]:.4f}"
                 return similar[0]  # type: ignore[no-any-return]

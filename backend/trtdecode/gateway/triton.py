@@ -31,7 +31,8 @@ class Generation:
     num_samples: int = 1
     logprobs: bool = False
     request_id: str = ""
-    trace: dict[str, str] = field(default_factory=dict)  # traceparent and tracestate, passed on as parameters
+    meaning: tuple[str, str] | None = None  # for the semantic cache: the text to compare, and what must be equal
+    trace: dict[str, str] = field(default_factory=dict)  # traceparent and tracestate, passed on
 
 
 @dataclass(slots=True)
@@ -81,7 +82,11 @@ class TritonConnection:
             GatewayError: what Triton said, or 503 when it is away, or 504 after the timeout.
         """
         rank = await self._rank(generation.model, "text_output")
-        responses: Any = self._client.stream_infer(_once(_request(generation, rank)))
+        responses: Any = self._client.stream_infer(
+            # Triton's OpenTelemetry mode takes the trace from the metadata, our backend from the parameters.
+            _once(_request(generation, rank)),
+            headers=generation.trace or None,
+        )
         refusal: InferenceServerException | None = None
         try:
             async with asyncio.timeout(self._timeout):

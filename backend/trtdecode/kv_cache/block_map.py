@@ -21,6 +21,7 @@ def block_map(kv: KVCacheManager, running: Iterable[Request], max_cells: int = M
         `blocks`: runs [owner, count] of cells; 0 free, -1 cached, else the request id of a sequence that has the block
         (of several that share it, the one that started first). `blocks_per_cell`: more than 1 in pools of more than
         `max_cells` blocks, where the first block stands for its cell. `num_sequences`: sequences that hold blocks.
+        `sequences`: one [request id, the caller's id, trace id, tokens] each.
     """
     owners = np.zeros(kv.pool.num_blocks, np.int64)
     owners[kv.pool.cached_blocks()] = CACHED
@@ -36,4 +37,5 @@ def block_map(kv: KVCacheManager, running: Iterable[Request], max_cells: int = M
         "blocks": np.stack([cells[starts], counts], axis=1).tolist(),
         "blocks_per_cell": blocks_per_cell,
         "num_sequences": len(holders),
+        "sequences": [[r.request_id, r.caller_id, r.trace_id, r.num_tokens] for r in holders],
     }
