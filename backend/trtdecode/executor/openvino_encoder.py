@@ -11,7 +11,7 @@ import numpy.typing as npt
 from trtdecode.errors import ConfigError, ManifestError
 from trtdecode.executor.encoder_base import ENCODER_INPUTS, EncoderBatch
 from trtdecode.executor.machine import usable_physical_cores
-from trtdecode.executor.openvino_executor import PROGRAMS
+from trtdecode.executor.openvino_executor import PROGRAMS, check_hardware
 
 #: `mixed` switches with the size of a decoder's step and has no meaning here.
 COMPUTE_PRECISIONS = tuple(name for name, programs in PROGRAMS.items() if len(programs) == 1)
@@ -27,7 +27,7 @@ class OpenVinoEncoder:
 
     Raises:
         ManifestError: OpenVINO cannot read the graph.
-        ConfigError: an unknown precision.
+        ConfigError: an unknown precision, or one that the CPU lacks.
     """
 
     name = "openvino"
@@ -47,6 +47,7 @@ class OpenVinoEncoder:
             "compute_precision": compute_precision,
         }
         core = ov.Core()
+        check_hardware(core, compute_precision)
         try:
             model = core.read_model(graph_path)
         except RuntimeError as error:

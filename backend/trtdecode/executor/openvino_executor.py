@@ -96,7 +96,7 @@ class OpenVinoExecutor:
         self.compute_precision = compute_precision
         self.num_threads = num_threads or usable_physical_cores()
         core = ov.Core()
-        _check_hardware(core, compute_precision)
+        check_hardware(core, compute_precision)
         model = read_decoder(core, graph_path)
         split_gated_products(model)
         properties = {
@@ -202,7 +202,7 @@ def _check_precisions(kv_cache_precision: str, compute_precision: str) -> None:
         )
 
 
-def _check_hardware(core: ov.Core, compute_precision: str) -> None:
-    """OpenVINO would compute in f32 without a word."""
+def check_hardware(core: ov.Core, compute_precision: str) -> None:
+    """Raises ConfigError for a precision that the CPU lacks: OpenVINO would compute in f32 without a word."""
     if compute_precision in BF16_PRECISIONS and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise ConfigError(f"compute_precision: this CPU has no bfloat16 for {compute_precision}; use int8 or f32")
