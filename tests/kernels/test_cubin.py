@@ -13,7 +13,7 @@ from trtdecode.errors import ManifestError, UnsupportedError
 from trtdecode.kernels.cubin import CubinLauncher, runs_on
 from trtdecode.kernels.cubin_manifest import CubinEntry, read_cubin_manifest, write_cubin_manifest
 from trtdecode.kernels.launch import RecordingLauncher, variant_of
-from trtdecode.kernels.residual_rmsnorm import RESIDUAL_RMSNORM, residual_rmsnorm
+from trtdecode.kernels.residual_norm import RESIDUAL_RMSNORM, residual_norm
 
 CODE = b"cubin bytes"
 
@@ -50,14 +50,14 @@ class RecordingDriver:
         return (Status.CUDA_SUCCESS,)
 
 
-def rmsnorm_inputs(width: int = 64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float, torch.Tensor]:
+def rmsnorm_inputs(width: int = 64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, float, torch.Tensor]:
     x = torch.zeros(3, width, dtype=torch.float16)
-    return x, x.clone(), torch.ones(width, dtype=torch.float16), 1e-6, x.clone()
+    return x, x.clone(), torch.ones(width, dtype=torch.float16), None, 1e-6, x.clone()
 
 
 def entry_for(sm: int, *, shared_bytes: int = 0) -> CubinEntry:
     recorder = RecordingLauncher()
-    residual_rmsnorm(recorder, *rmsnorm_inputs())
+    residual_norm(recorder, *rmsnorm_inputs())
     ((kernel, variant),) = recorder.variants.values()
     return CubinEntry(
         key=variant.key,
@@ -89,9 +89,9 @@ def test_loads_once_and_passes_every_argument(tmp_path: Path) -> None:
     driver = RecordingDriver()
     launch = CubinLauncher(folder_with(tmp_path, entry_for(90, shared_bytes=60_000)), 90, lambda: 77, driver=driver)
     assert len(launch) == 1
-    x, residual, weight, epsilon, out = rmsnorm_inputs()
-    residual_rmsnorm(launch, x, residual, weight, epsilon, out)
-    residual_rmsnorm(launch, x, residual, weight, epsilon, out)
+    x, residual, weight, _, epsilon, out = rmsnorm_inputs()
+    residual_norm(launch, x, residual, weight, None, epsilon, out)
+    residual_norm(launch, x, residual, weight, None, epsilon, out)
     pointers = tuple(tensor.data_ptr() for tensor in (x, residual, weight, out))
     # Pointers, width, row stride, epsilon, then the compiler's two null scratch pointers.
     values = (*pointers, 64, 64, 1e-6, 0, 0)
@@ -110,7 +110,7 @@ def test_loads_once_and_passes_every_argument(tmp_path: Path) -> None:
 def test_little_shared_memory_needs_no_attribute(tmp_path: Path) -> None:
     driver = RecordingDriver()
     launch = CubinLauncher(folder_with(tmp_path, entry_for(90, shared_bytes=48 * 1024)), 90, lambda: 0, driver=driver)
-    residual_rmsnorm(launch, *rmsnorm_inputs())
+    residual_norm(launch, *rmsnorm_inputs())
     assert [call[0] for call in driver.calls] == ["load", "function", "launch"]
 
 
@@ -141,14 +141,14 @@ def test_another_variant_goes_to_the_fallback_or_is_an_error(tmp_path: Path) -> 
     folder = folder_with(tmp_path, entry_for(90))
     fallback = RecordingLauncher()
     launch = CubinLauncher(folder, 90, lambda: 0, fallback=fallback, driver=RecordingDriver())
-    residual_rmsnorm(launch, *rmsnorm_inputs(300))
+    residual_norm(launch, *rmsnorm_inputs(300))
     assert len(fallback.variants) == 1
     with pytest.raises(UnsupportedError, match=r"no cubin of residual_rmsnorm\(.*aot --model VERSION_DIR --sm 90"):
-        residual_rmsnorm(CubinLauncher(folder, 90, lambda: 0, driver=RecordingDriver()), *rmsnorm_inputs(300))
+        residual_norm(CubinLauncher(folder, 90, lambda: 0, driver=RecordingDriver()), *rmsnorm_inputs(300))
 
 
 def test_a_row_stride_that_is_no_multiple_of_16_is_another_variant() -> None:
-    x, residual, weight, _, out = rmsnorm_inputs()
+    x, residual, weight, _, _, out = rmsnorm_inputs()
     keys = [
         variant_of(RESIDUAL_RMSNORM[1], (x, residual, weight, out, 64, stride, 1e-6), {"BLOCK": 64}).key
         for stride in (64, 72, 80)
@@ -161,24 +161,24 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, entry_for(90))
     (folder / "sm90.cubin").write_bytes(b"other")
     with pytest.raises(UnsupportedError, match=r"sm90\.cubin: missing or not the file that cubins\.json lists"):
-        residual_rmsnorm(CubinLauncher(folder, 90, lambda: 0, driver=RecordingDriver()), *rmsnorm_inputs())
+        residual_norm(CubinLauncher(folder, 90, lambda: 0, driver=RecordingDriver()), *rmsnorm_inputs())
 
 
 def test_the_drivers_error_is_named(tmp_path: Path) -> None:
     driver = RecordingDriver()
     driver.load_status = Status.CUDA_ERROR_NO_BINARY_FOR_GPU
     with pytest.raises(RuntimeError, match="CUDA_ERROR_NO_BINARY_FOR_GPU while loading or launching residual_rmsnorm"):
-        residual_rmsnorm(
+        residual_norm(
             CubinLauncher(folder_with(tmp_path, entry_for(90)), 90, lambda: 0, driver=driver), *rmsnorm_inputs()
         )
 
 
 def test_a_misaligned_pointer_is_caught(tmp_path: Path) -> None:
     launch = CubinLauncher(folder_with(tmp_path, entry_for(90)), 90, lambda: 0, driver=RecordingDriver())
-    x, residual, _, epsilon, out = rmsnorm_inputs()
+    x, residual, _, _, epsilon, out = rmsnorm_inputs()
     weight = torch.ones(65, dtype=torch.float16)[1:]
     with pytest.raises(AssertionError, match="is not 16-byte aligned"):
-        residual_rmsnorm(launch, x, residual, weight, epsilon, out)
+        residual_norm(launch, x, residual, weight, None, epsilon, out)
 
 
 def test_manifest_round_trip_and_its_errors(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
-"""residual_rmsnorm, residual_layernorm and layernorm_gelu against their references over one table of shapes."""
+"""residual_norm and layernorm_gelu against their references over one table of shapes."""
 
 import pytest
 import torch
 from trtdecode.kernels.launch import Launcher
 from trtdecode.kernels.layernorm_gelu import APPROXIMATIONS, layernorm_gelu, layernorm_gelu_reference
-from trtdecode.kernels.residual_layernorm import residual_layernorm, residual_layernorm_reference
-from trtdecode.kernels.residual_rmsnorm import residual_rmsnorm, residual_rmsnorm_reference
+from trtdecode.kernels.residual_norm import residual_norm, residual_norm_reference
 from trtdecode.kernels.rows import WIDEST_ROW, row_block
 
 # dtype, atol, rtol: one unit in the last place of values around 4, and the reduction's order in f32 (a GPU's differs).
@@ -27,26 +26,16 @@ def inputs(rows: int, width: int, dtype: torch.dtype, device: str) -> tuple[torc
     return x, residual, (1 + 0.1 * draw(width)).to(device), draw(width).to(device)
 
 
+@pytest.mark.parametrize("centred", [False, True], ids=["rmsnorm", "layernorm"])
 @pytest.mark.parametrize(("dtype", "atol", "rtol"), TOLERANCES)
 @pytest.mark.parametrize(("rows", "width"), SHAPES)
-def test_residual_rmsnorm(
-    launcher: Launcher, device: str, rows: int, width: int, dtype: torch.dtype, atol: float, rtol: float
+def test_residual_norm(
+    launcher: Launcher, device: str, rows: int, width: int, dtype: torch.dtype, atol: float, rtol: float, centred: bool
 ) -> None:
-    x, residual, weight, _ = inputs(rows, width, dtype, device)
-    expected, expected_residual = residual_rmsnorm_reference(x, residual, weight, 1e-6)
-    got = residual_rmsnorm(launcher, x, residual, weight, 1e-6, torch.full_like(residual, float("nan")))
-    torch.testing.assert_close(residual, expected_residual, atol=0, rtol=0)
-    torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
-
-
-@pytest.mark.parametrize(("dtype", "atol", "rtol"), TOLERANCES)
-@pytest.mark.parametrize(("rows", "width"), SHAPES)
-def test_residual_layernorm(
-    launcher: Launcher, device: str, rows: int, width: int, dtype: torch.dtype, atol: float, rtol: float
-) -> None:
-    x, residual, weight, bias = inputs(rows, width, dtype, device)
-    expected, expected_residual = residual_layernorm_reference(x, residual, weight, bias, 1e-5)
-    got = residual_layernorm(launcher, x, residual, weight, bias, 1e-5, torch.full_like(residual, float("nan")))
+    x, residual, weight, shift = inputs(rows, width, dtype, device)
+    bias = shift if centred else None
+    expected, expected_residual = residual_norm_reference(x, residual, weight, bias, 1e-5)
+    got = residual_norm(launcher, x, residual, weight, bias, 1e-5, torch.full_like(residual, float("nan")))
     torch.testing.assert_close(residual, expected_residual, atol=0, rtol=0)
     torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
 
@@ -74,8 +63,8 @@ def test_a_zero_row_stays_finite(launcher: Launcher, device: str) -> None:
     zeros = torch.zeros(1, 64, device=device)
     weight, bias = torch.ones(64, device=device), torch.full((64,), 3.0, device=device)
     out = torch.empty_like(zeros)
-    assert (residual_rmsnorm(launcher, zeros, zeros.clone(), weight, 1e-6, out) == 0).all()
-    assert (residual_layernorm(launcher, zeros, zeros.clone(), weight, bias, 1e-5, out) == 3).all()
+    assert (residual_norm(launcher, zeros, zeros.clone(), weight, None, 1e-6, out) == 0).all()
+    assert (residual_norm(launcher, zeros, zeros.clone(), weight, bias, 1e-5, out) == 3).all()
 
 
 @pytest.mark.parametrize("approximate", APPROXIMATIONS)
@@ -91,7 +80,7 @@ def test_gelu_of_huge_values(launcher: Launcher, device: str, approximate: str) 
 def test_a_row_that_is_too_wide_is_refused(launcher: Launcher) -> None:
     x = torch.zeros(1, WIDEST_ROW + 1)
     with pytest.raises(AssertionError, match="rows of 16385 values; the kernel holds 1 to 16384"):
-        residual_rmsnorm(launcher, x, x.clone(), torch.ones(WIDEST_ROW + 1), 1e-6, x.clone())
+        residual_norm(launcher, x, x.clone(), torch.ones(WIDEST_ROW + 1), None, 1e-6, x.clone())
 
 
 def test_row_block_covers_every_width() -> None:

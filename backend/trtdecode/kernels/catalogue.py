@@ -13,8 +13,7 @@ from trtdecode.kernels.launch import Kernel, RecordingLauncher, Variant
 from trtdecode.kernels.layernorm_gelu import layernorm_gelu
 from trtdecode.kernels.paged_attention import RaggedBatch, SplitWorkspace, paged_attention
 from trtdecode.kernels.pages import allocate_pages
-from trtdecode.kernels.residual_layernorm import residual_layernorm
-from trtdecode.kernels.residual_rmsnorm import residual_rmsnorm
+from trtdecode.kernels.residual_norm import residual_norm
 from trtdecode.manifest import ModelSpec
 
 #: `--dtype` -> the type of activations.
@@ -83,6 +82,6 @@ def _record_attention(recorder: RecordingLauncher, shape: ModelShape, dtype: tor
 def _record_norms(recorder: RecordingLauncher, shape: ModelShape, dtype: torch.dtype) -> None:
     x = torch.empty((4, shape.hidden_size), dtype=dtype, device="meta")
     vector = x[0]
-    residual_rmsnorm(recorder, x, x, vector, 1e-6, x)
-    residual_layernorm(recorder, x, x, vector, vector, 1e-6, x)
+    for bias in (None, vector):
+        residual_norm(recorder, x, x, vector, bias, 1e-6, x)
     layernorm_gelu(recorder, x, vector, vector, 1e-6, "tanh", x)

@@ -23,6 +23,8 @@ from trtbuild.graph.step import Step
 
 #: (builder, step, config, layer number, hidden f32[T, hidden], angles) -> hidden
 DecoderLayer = Callable[[GraphBuilder, Step, DecoderConfig, int, ir.Value, Rotary], ir.Value]
+#: (builder, hidden f32[S, hidden], config) -> normalised
+LastNorm = Callable[[GraphBuilder, ir.Value, DecoderConfig], ir.Value]
 
 
 def read_config(family: str, raw: RawConfig) -> DecoderConfig:
@@ -35,7 +37,13 @@ def build(g: GraphBuilder, step: Step, config: DecoderConfig) -> ir.Value:
     return build_decoder(g, step, config, decoder_layer)
 
 
-def build_decoder(g: GraphBuilder, step: Step, config: DecoderConfig, layer_of: DecoderLayer) -> ir.Value:
+def last_rms_norm(g: GraphBuilder, h: ir.Value, config: DecoderConfig) -> ir.Value:
+    return rms_norm(g, h, "model.norm", config.hidden_size, config.norm_epsilon)
+
+
+def build_decoder(
+    g: GraphBuilder, step: Step, config: DecoderConfig, layer_of: DecoderLayer, last_norm: LastNorm = last_rms_norm
+) -> ir.Value:
     """The frame that relatives share: embedding, layers, last norm, head."""
     assert config.rope is not None
     table, h = embed_tokens(g, step, config, "model.embed_tokens")
@@ -44,7 +52,7 @@ def build_decoder(g: GraphBuilder, step: Step, config: DecoderConfig, layer_of: 
         with g.scope(f"layers.{layer}"):
             h = layer_of(g, step, config, layer, h, angles)
     with g.scope("head"):
-        h = rms_norm(g, select_rows(g, step, h), "model.norm", config.hidden_size, config.norm_epsilon)
+        h = last_norm(g, select_rows(g, step, h), config)
         return lm_head(g, h, config, table, "lm_head")
 
 

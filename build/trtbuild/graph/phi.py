@@ -9,11 +9,11 @@ from trtbuild.graph.attention import paged_attention, qkv_projection
 from trtbuild.graph.builder import GraphBuilder
 from trtbuild.graph.config import DecoderConfig, RawConfig, make_config, required, rope_parameters, rotary_dim
 from trtbuild.graph.family import Family
-from trtbuild.graph.head import embed_tokens, lm_head, select_rows
 from trtbuild.graph.linear import linear
+from trtbuild.graph.llama import build_decoder
 from trtbuild.graph.mlp import activation, plain_mlp
 from trtbuild.graph.norm import layer_norm
-from trtbuild.graph.rope import Rotary, rotary, rotate_heads
+from trtbuild.graph.rope import Rotary, rotate_heads
 from trtbuild.graph.rope_frequencies import rope_from_config
 from trtbuild.graph.step import Step
 
@@ -44,15 +44,11 @@ def read_config(family: str, raw: RawConfig) -> DecoderConfig:
 
 def build(g: GraphBuilder, step: Step, config: DecoderConfig) -> ir.Value:
     """Logits f32[S, vocab]."""
-    assert config.rope is not None
-    table, h = embed_tokens(g, step, config, "model.embed_tokens")
-    angles = rotary(g, config.rope, step.positions)
-    for layer in range(config.num_layers):
-        with g.scope(f"layers.{layer}"):
-            h = _decoder_layer(g, step, config, layer, h, angles)
-    with g.scope("head"):
-        h = layer_norm(g, select_rows(g, step, h), "model.final_layernorm", config.hidden_size, config.norm_epsilon)
-        return lm_head(g, h, config, table, "lm_head")
+    return build_decoder(g, step, config, _decoder_layer, _last_norm)
+
+
+def _last_norm(g: GraphBuilder, h: ir.Value, config: DecoderConfig) -> ir.Value:
+    return layer_norm(g, h, "model.final_layernorm", config.hidden_size, config.norm_epsilon)
 
 
 def _decoder_layer(
