@@ -103,6 +103,19 @@ def test_longer_than_the_context(reranker: tuple[Any, Path, Path]) -> None:
         replica.inputs_of(EncoderCall(inputs=(_input([1] * 11),)))
 
 
+def test_a_text_too_long_to_tokenise_in_passing(reranker: tuple[Any, Path, Path]) -> None:
+    replica = EncoderReplica.load(reranker[2], ServingConfig(max_context_len=10))
+    spaces = " " * 2560 + "tree"  # few tokens, many characters
+    with pytest.raises(
+        InvalidRequest, match=r"text_pair: got '2564 characters'; must be at most 2560 .* truncate = true"
+    ):
+        replica.inputs_of(EncoderCall(("a",), (spaces,)))
+    (cut,) = replica.inputs_of(EncoderCall((spaces,), truncate=True))
+    assert list(cut.ids) == [2, 3]
+    (whole,) = replica.inputs_of(EncoderCall((spaces[4:],)))
+    assert list(whole.ids) == [2, 7, 3]
+
+
 def test_of_a_pair_the_longer_text_is_cut(reranker: tuple[Any, Path, Path]) -> None:
     replica = EncoderReplica.load(reranker[2], ServingConfig(max_context_len=8))
     (cut,) = replica.inputs_of(EncoderCall(("fish swim",), ("a " * 9,), truncate=True))

@@ -21,6 +21,9 @@ from trtdecode.manifest import ModelSpec, read_manifest
 from trtdecode.metrics import LoopMetrics
 from trtdecode.text.encoder_tokenizer import EncoderInput, EncoderTokenizer
 
+#: Characters a token of the longest text: what is longer would be tokenised for seconds while its batch waits.
+MAX_CHARS_PER_TOKEN = 256
+
 _log = logging.getLogger(__name__)
 
 
@@ -71,8 +74,8 @@ class EncoderReplica:
         """The call's texts as ids.
 
         Raises:
-            InvalidRequest: a text longer than the context (unless `truncate`), without tokens, or not Unicode; or a
-                text for a model without a tokenizer.
+            InvalidRequest: a text longer than the context (unless `truncate`) or than MAX_CHARS_PER_TOKEN times that
+                in characters, without tokens, or not Unicode; or a text for a model without a tokenizer.
         """
         inputs = call.inputs or self._tokenized(call)
         for item in inputs:
@@ -86,10 +89,23 @@ class EncoderReplica:
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise InvalidRequest("text_input", call.texts[0], "this model has no tokenizer; send input_ids")
-        pairs: Sequence[str | None] = call.pairs or [None] * len(call.texts)
+        texts = self._bounded(call, "text_input")
+        pairs: Sequence[str | None] = self._bounded(call, "text_pair") or [None] * len(texts)
         return tuple(
-            tokenizer.encode(text, pair, truncate=call.truncate) for text, pair in zip(call.texts, pairs, strict=True)
+            tokenizer.encode(text, pair, truncate=call.truncate) for text, pair in zip(texts, pairs, strict=True)
         )
+
+    def _bounded(self, call: EncoderCall, field: str) -> list[str]:
+        """Texts of a length that can be tokenised in passing: longer ones are cut with `truncate`, else refused."""
+        limit = self.max_context_len * MAX_CHARS_PER_TOKEN
+        texts = call.texts if field == "text_input" else call.pairs
+        longest = max(map(len, texts), default=0)
+        if longest > limit and not call.truncate:
+            hint = (
+                f"must be at most {limit} for a text of {self.max_context_len} tokens; send truncate = true to cut it"
+            )
+            raise InvalidRequest(field, f"{longest} characters", hint)
+        return [text[:limit] for text in texts]
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Scores | RequestError]:
         """The graph's output row f32 [hidden or labels] for each input, or why it has none.
