@@ -97,7 +97,7 @@ def config_pbtxt(row: Row, context: int) -> str:
     """A config.pbtxt for one replica of a row."""
     kv_bytes = int(row.bounds.kv_bytes_per_sequence * row.bounds.sequences)
     parameters = {
-        "executor": "tensorrt",
+        "executor": "tensorrt" if row.bounds.ranks == 1 else "torch",  # ranks are served by torch
         "precision": row.precision,
         "kv_cache_bytes": str(kv_bytes),
         "max_num_seqs": str(row.bounds.sequences),

@@ -53,9 +53,8 @@ class RayRanks:
     def __init__(self, tasks: Sequence[RankTask], *, start_timeout_s: float = START_TIMEOUT_S) -> None:
         ray = _import_ray()
         self._ray = ray
-        self._started_ray = not ray.is_initialized()
-        if self._started_ray:
-            _connect(ray, len(tasks))
+        if not ray.is_initialized():
+            _connect(ray, len(tasks))  # for the life of this process: ranks that are lost come back sooner
         self._answering = next(task.rank for task in tasks if task.answers)
         self._actors: list[Any] = []
         self._placement: Any = None
@@ -90,9 +89,6 @@ class RayRanks:
         if self._placement is not None:
             self._ray.util.remove_placement_group(self._placement)
             self._placement = None
-        if self._started_ray:
-            self._ray.shutdown()
-            self._started_ray = False
 
     def _actor(self, task: RankTask) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
