@@ -85,11 +85,11 @@ def make_server(options: argparse.Namespace) -> TritonServer:
 
 def answer(options: argparse.Namespace, server: TritonServer) -> tuple[StreamStats, str]:
     """Asks through the model's chat template, where it has one, and streams the answer to stdout."""
-    prompt: str | list[int] = options.prompt if options.once is None else options.once
-    print(f"\n> {prompt}\n", flush=True)
+    text: str = options.prompt if options.once is None else options.once
+    print(f"\n> {text}\n", flush=True)
+    prompt: str | list[int] = text
     if not is_pretrained(options):
-        encode = chat_encode(newest_version_dir(REPOSITORY, options.model))
-        prompt = encode([{"role": "user", "content": prompt}])
+        prompt = chat_encode(newest_version_dir(REPOSITORY, options.model))([{"role": "user", "content": text}])
     with StreamClient(server.grpc_address, options.model) as client:
         return stream_answer(client, prompt, {"temperature": 0, "max_tokens": options.max_tokens})
 
