@@ -244,6 +244,7 @@ class DecoderModel:
             "server_pid": os.getppid(),
             "live": self._sender.num_live,
             "draining": self._replica.is_draining,
+            "executor": self._replica.describe(),
         }
 
     def finalize(self) -> None:

@@ -45,6 +45,8 @@ def test_ranks_under_tritonserver(
         wanted = replica.generate("Hello", SamplingParams(max_tokens=20, temperature=0.0))[0].text
     with make_server(make_repository({"split": f"{POOL} {KIND} {SIZE}"}, split)) as server:
         assert server.greedy("split", "Hello", 20) == wanted
+        status = server.control("split").ask("status")["executor"]
+        assert status.startswith("executor torch on cpu: the version is split (tensor_parallel_size 2, ")
         ranks = ranks_of(server.stub_pid("split"))
         assert len(ranks) == 2
         os.kill(ranks[1], signal.SIGSTOP)  # so that the request is running for sure

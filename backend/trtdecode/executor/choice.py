@@ -13,7 +13,7 @@ from trtdecode.support import engine_precision_of
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChoice:
-    """One log line, and a field of the model's metadata."""
+    """One log line, and in the control socket's status: a Python backend cannot add to Triton's own metadata."""
 
     executor: str  # "openvino", "tensorrt" or "torch"
     device: str  # "cpu" or "cuda:N"; "cuda" where ranks have one each
