@@ -126,7 +126,7 @@ def import_checkpoint(
         _publish(staging, version_dir)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    write_model_config(model_dir, name or model_dir.name)
+    write_model_config(model_dir, name or model_dir.name, config.spec.task)
     return report
 
 
@@ -227,11 +227,12 @@ def default_precision(config: ModelConfig, weights: Weights) -> str:
     return "int4" if bits is not None and bits <= 4 else "int8"
 
 
-def write_model_config(model_dir: Path, name: str) -> None:
+def write_model_config(model_dir: Path, name: str, task: str) -> None:
     """A minimal config.pbtxt, unless there is one: everything else is filled in by the backend."""
     path = model_dir / "config.pbtxt"
+    shape = "max_batch_size: 0\n" if task == "generate" else ""  # an encoder gets batches, whose size the backend sets
     if not path.exists():
-        path.write_text(f'name: "{name}"\nbackend: "trtdecode"\nmax_batch_size: 0\n', "utf-8")
+        path.write_text(f'name: "{name}"\nbackend: "trtdecode"\n{shape}', "utf-8")
 
 
 def _describe(checkpoint: Checkpoint, config: ModelConfig, precisions: tuple[str, ...]) -> list[str]:

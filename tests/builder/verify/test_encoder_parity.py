@@ -145,6 +145,7 @@ SENTENCES = [
 @pytest.mark.slow
 def test_minilm_equals_transformers(minilm_folder: Path, tmp_path: Path) -> None:
     version = import_checkpoint(minilm_folder, tmp_path / "minilm", precisions=("f32", "int8")).version_dir
+    assert (version.parent / "config.pbtxt").read_text() == 'name: "minilm"\nbackend: "trtdecode"\n'
     spec = read_manifest(version).spec
     assert (spec.task, spec.max_context_len, spec.hidden_size) == ("embed", 256, 384)
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder)
