@@ -35,6 +35,8 @@ def expressions() -> list[str]:
     found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     found += [variable["query"] for variable in dashboard["templating"]["list"]]
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    adapter = yaml.safe_load((DEPLOY / "prometheus" / "adapter.yml").read_text())["rules"]
+    found += [rule[key] for rule in adapter for key in ("seriesQuery", "metricsQuery")]
     return found + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
 
 
@@ -56,7 +58,7 @@ def test_every_alert_says_what_to_do() -> None:
 
 
 def test_labels_in_expressions_are_those_of_the_metrics() -> None:
-    labels = {spec.label for spec in METRICS if spec.label} | {"model", "le"}
+    labels = {spec.label for spec in METRICS if spec.label} | {"model", "le", "<<.GroupBy>>"}
     for expression in expressions():
         for group in re.findall(r"\bby \(([^)]*)\)", expression):
             assert {label.strip() for label in group.split(",")} <= labels, expression

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
@@ -83,7 +84,7 @@ def run_plan(
             on_level(levels)
     outcome.result = {
         "model": plan.model,
-        "machine": f"{platform.processor() or platform.machine()}, {platform.system()} {platform.release()}",
+        "machine": _machine(),
         "perf_analyzer": tool.version if tool else None,
         "slo": plan.slo.limits,
         "slo_misses": misses,
@@ -153,6 +154,13 @@ async def _settled(
         if not found:
             break
     return found
+
+
+def _machine() -> str:
+    """The client's machine, which is the server's too when it runs here."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines() if Path("/proc/cpuinfo").is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} CPUs"
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:

@@ -124,7 +124,7 @@ body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78re
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #ddd }}
 li.good {{ color: #0a6b2d }} li.bad {{ color: #a3130f; font-weight: 600 }}
-.plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(30rem, 1fr)); gap: 1rem }}
+.plots {{ display: grid; margin-top: 2rem; grid-template-columns: repeat(auto-fit, minmax(30rem, 1fr)); gap: 1rem }}
 figure {{ margin: 0 }} img {{ width: 100% }}
 </style></head><body>
 <h1>{title}</h1><p>{machine}</p><ul>{verdicts}</ul>{notes}
