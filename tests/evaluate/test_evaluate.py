@@ -115,8 +115,9 @@ LM_EVAL_NEW = {
 def test_every_form_of_a_question_reads_the_same(tmp_path: Path) -> None:
     renamed = {"question": OURS["query"], "choices": OURS["choices"], "answer": 1}
     path = tmp_path / "questions.jsonl"
-    path.write_text("\n\n".join(json.dumps(row) for row in (OURS, renamed, LM_EVAL, LM_EVAL_NEW)))
-    assert read_questions(path) == [Question("The sky is", (" blue", " a fish"), 1)] * 4
+    by_text = {**LM_EVAL, "target": "a fish"}
+    path.write_text("\n\n".join(json.dumps(row) for row in (OURS, renamed, LM_EVAL, LM_EVAL_NEW, by_text)))
+    assert read_questions(path) == [Question("The sky is", (" blue", " a fish"), 1)] * 5
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,7 @@ def test_every_form_of_a_question_reads_the_same(tmp_path: Path) -> None:
     [
         ("{", ["line 1", "not a multiple-choice question"]),
         (json.dumps({**OURS, "gold": 2}), ["the right choice is 2 of 2"]),
+        (json.dumps({**OURS, "gold": "a bird"}), ["invalid literal", "a bird"]),
         (json.dumps({**OURS, "gold": None}), ["none of gold, answer, label, target"]),
         (json.dumps({**OURS, "choices": ["blue"]}), ["two or more choices"]),
         (json.dumps({**LM_EVAL, "arguments": [["a", " b"], ["c", " d"]]}), ["several contexts"]),

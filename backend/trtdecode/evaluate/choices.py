@@ -7,6 +7,7 @@ Two forms of a line are read:
 
 The second is what lm-eval writes with `--log_samples` (newer versions write `arguments` as an object of objects). Of
 the first, `context` and `question` are other names of `query`, `answer` and `label` of `gold`; a space goes between.
+The right choice is given by its index or by its text.
 """
 
 from __future__ import annotations
@@ -66,7 +67,6 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def _question(row: Mapping[str, Any]) -> Question:
-    gold = int(_first(row, _GOLD_KEYS))
     if "arguments" in row:
         pairs = _pairs(row["arguments"])
         contexts, continuations = {pair[0] for pair in pairs}, tuple(pair[1] for pair in pairs)
@@ -78,9 +78,16 @@ def _question(row: Mapping[str, Any]) -> Question:
         continuations = tuple(f" {choice}" for choice in row["choices"])
     if len(continuations) < 2 or not all(text.strip() for text in continuations):
         raise ValueError("needs two or more choices, none empty")
-    if not 0 <= gold < len(continuations):
-        raise ValueError(f"the right choice is {gold} of {len(continuations)}")
-    return Question(context, continuations, gold)
+    return Question(context, continuations, _gold(_first(row, _GOLD_KEYS), continuations))
+
+
+def _gold(value: Any, continuations: Sequence[str]) -> int:
+    """The right choice's index, from an index (also as text) or the choice's own text."""
+    texts = [text.strip() for text in continuations]
+    index = texts.index(value.strip()) if isinstance(value, str) and value.strip() in texts else int(value)
+    if not 0 <= index < len(texts):
+        raise ValueError(f"the right choice is {index} of {len(texts)}")
+    return index
 
 
 def _pairs(arguments: Any) -> list[tuple[str, str]]:
