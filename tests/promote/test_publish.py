@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 from trtdecode.errors import ManifestError
-from trtdecode.manifest import Manifest, ModelSpec, entry_of, read_manifest, write_manifest
+from trtdecode.manifest import Manifest, ModelSpec, RankLayout, entry_of, read_manifest, write_manifest
+from trtdecode.promote.gate import Context
+from trtdecode.promote.gates import artefacts, compatibility, engines, memory
+from trtdecode.promote.limits import read_limits
 from trtdecode.promote.publish import PromotionError, equal_version, model_lock, publish, versions, withdraw
 
 SPEC = ModelSpec("llama", 1, 8, 2, 1, 4, 32, 64, (0,))
@@ -35,6 +38,36 @@ def test_a_version_arrives_whole_and_without_strays(tmp_path: Path) -> None:
     assert not (target / "notes.tmp").exists()
     assert read_manifest(target) == read_manifest(source)
     assert [path.name for path in model_dir.iterdir()] == ["3"]
+
+
+def make_split_version(folder: Path) -> Path:
+    """Two ranks, each a version folder of its own."""
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_text("{}")
+    files = {"tokenizer.json": entry_of(folder / "tokenizer.json")}
+    write_manifest(folder, Manifest(SPEC, "test", {}, files, ranks=RankLayout(2, 1)))
+    for rank in range(2):
+        make_version(folder / f"rank_{rank}", f"weights {rank}".encode())
+    return folder
+
+
+def test_a_split_version_arrives_with_all_its_ranks(tmp_path: Path) -> None:
+    source = make_split_version(tmp_path / "source")
+    model_dir = tmp_path / "m"
+    model_dir.mkdir()
+    target = publish(source, model_dir, 1)
+    for rank in range(2):
+        assert (target / f"rank_{rank}" / "decoder.onnx").read_bytes() == f"weights {rank}".encode()
+        assert (target / f"rank_{rank}" / "reports" / "parity.json").is_file()
+    context = Context(target, model_dir, "m", read_limits(), tmp_path / "golden.jsonl")
+    for gate in (artefacts.GATE, compatibility.GATE, engines.GATE, memory.GATE):
+        verdict = gate.run(context)
+        assert verdict.passed, verdict.evidence
+    (target / "rank_1" / "notes.txt").write_text("x")
+    assert "notes.txt" in artefacts.GATE.run(context).evidence
+    (source / "rank_1" / "decoder.onnx").write_bytes(b"WEIGHTS 1")
+    with pytest.raises(ManifestError, match=r"rank_1/decoder\.onnx: sha256 differs"):
+        publish(source, model_dir, 2)
 
 
 def test_a_file_that_changed_is_noticed_and_nothing_is_left(tmp_path: Path) -> None:

@@ -23,10 +23,12 @@ class ParallelExecutor:
     """
 
     name = "torch"
+    num_host_blocks = 0  # preempted requests are recomputed
 
     def __init__(self, start: StartRanks, layout: RankLayout) -> None:
         self._start = start
         self._layout = layout
+        self._is_closed = False
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="trtdecode-ranks")
         self._group: RankGroup | None = start()
         self._starting: Future[RankGroup] | None = None
@@ -48,6 +50,8 @@ class ParallelExecutor:
         try:
             return group.execute(batch)
         except RankLost as error:
+            if self._is_closed:  # under a step that did not end
+                raise
             log.error("%s; starting all %d ranks again", error, self._layout.num_ranks)
             self._group = None
             self._starting = self._starter.submit(self._restart, group)
@@ -72,6 +76,7 @@ class ParallelExecutor:
         return {**self._description, "ranks": f"{self._layout.num_ranks} ({self._layout})"}
 
     def close(self) -> None:
+        self._is_closed = True
         if self._starting is not None:
             self._starting.add_done_callback(_close_started)
             self._starting = None

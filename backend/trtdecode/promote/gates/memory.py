@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from trtdecode.config import ServingConfig
+from trtdecode.manifest import Manifest, rank_dirs, read_manifest
 from trtdecode.promote.gate import Context, Gate, available_memory
 
 _KV_BYTES = re.compile(r'key:\s*"kv_cache_bytes"\s*,?\s*value\s*:?\s*\{\s*string_value:\s*"([^"]+)"')
@@ -26,8 +27,9 @@ def ask(context: Context) -> tuple[bool, str, dict[str, Any]]:
             {},
         )
     kv_bytes = _bytes(match[1]) if match is not None and has_cache else 0
-    manifest = context.manifest
-    weights = max((entry.num_bytes for name, entry in manifest.files.items() if name.endswith(".data")), default=0)
+    parts = [read_manifest(folder) for folder in rank_dirs(context.version_dir, context.manifest)]
+    weights = sum(map(_weight_bytes, parts or [context.manifest]))
+    kv_bytes *= max(1, len(parts))  # each rank has a pool
     needed, free = kv_bytes + weights, available_memory()
     share = needed / free
     limit = context.limits.memory.max_share_of_free
@@ -36,6 +38,11 @@ def ask(context: Context) -> tuple[bool, str, dict[str, Any]]:
         f"needs {needed} bytes (weights {weights}, KV {kv_bytes}) of {free} available: {share:.2f}, limit {limit}"
     )
     return share <= limit, evidence, figures
+
+
+def _weight_bytes(manifest: Manifest) -> int:
+    """Of the largest graph: one is loaded."""
+    return max((entry.num_bytes for name, entry in manifest.files.items() if name.endswith(".data")), default=0)
 
 
 def _bytes(text: str) -> int:
