@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from chain_model import write_chain_checkpoint
 from triton_fixtures import POOL, RunningServer
+from trtbuild.pipeline import import_checkpoint
+from trtdecode.cli import main
 from trtdecode.errors import ServerError
 from trtdecode.manifest import entry_of, read_manifest, write_manifest
 from trtdecode.promote.cutover import states
@@ -199,6 +202,51 @@ def test_a_version_that_does_not_load_leaves_the_old_one_serving(
     assert clients.answers > 0
     assert versions(served.repository / "chain") == [1]
     assert (served.repository / "chain" / ".2.rolled_back").is_dir()
+
+
+NO_GATES = frozenset(
+    {"artefacts", "compatibility", "engines", "memory", "parity", "contract", "golden", "load", "leak"}
+)
+
+
+def test_a_canary_is_compared_beside_the_version_in_service(
+    served: RunningServer,
+    ask: Callable[..., Outcome],
+    chain_version: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Clients(served) as clients:
+        outcome = ask(source_version(chain_version, tmp_path, "canary"), skip=NO_GATES, canary=6)
+    assert outcome.promoted, outcome.message
+    assert clients.failures == []
+    verdict = outcome.verdicts[-1]
+    assert (verdict.gate, verdict.passed) == ("canary", True)
+    assert (verdict.figures["requests"], verdict.figures["equal"], verdict.figures["failures"]) == (6, 6, 0)
+    record = json.loads((served.repository / "chain" / "2" / "reports" / "promotion.json").read_text())
+    assert record["gates"][-1]["gate"] == "canary"
+    assert not (served.repository / "chain--candidate").exists()
+    assert served.client.ready_models() == ["chain"]
+    assert main(["history", "chain", "--to", str(served.repository)]) == 0
+    line = capsys.readouterr().out
+    assert "  version 2  by the tests  " in line and line.endswith("canary ok\n")
+
+
+def test_a_canary_that_fails_its_requests_is_withdrawn(
+    served: RunningServer, ask: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """Its context is so short that requests which the version in service answers do not fit."""
+    checkpoint = write_chain_checkpoint(tmp_path / "checkpoint", max_context_len=32)
+    source = import_checkpoint(checkpoint, tmp_path / "chain", precisions=("f32",)).version_dir
+    with Clients(served) as clients:
+        outcome = ask(source, skip=NO_GATES, canary=6)
+    assert not outcome.promoted
+    assert outcome.message == "refused by canary; version 1 serves on"
+    assert "requests failed on the candidate: 400" in outcome.verdicts[-1].evidence
+    assert clients.failures == []
+    assert versions(served.repository / "chain") == [1]
+    assert not (served.repository / "chain--candidate").exists()
+    assert served.client.ready_models() == ["chain"]
 
 
 @pytest.fixture

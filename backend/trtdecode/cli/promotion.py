@@ -40,6 +40,9 @@ def promote(
     number: Annotated[int | None, typer.Option(min=1, help="Version number; default one above the highest.")] = None,
     who: Annotated[str, typer.Option(help="Who answers for it; goes into the record.")] = "",
     skip: Annotated[list[str] | None, typer.Option(help="Do not ask this gate; repeatable, and recorded.")] = None,
+    canary: Annotated[
+        int, typer.Option(min=0, help="First load it there as MODEL--candidate, and mirror so many requests.")
+    ] = 0,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for each load or unload.")] = 300.0,
     ci: Annotated[bool, typer.Option("--ci", help="One plain line a gate, for logs.")] = False,
 ) -> None:
@@ -86,6 +89,7 @@ def promote(
             number=number,
             timeout_s=timeout,
             skip=frozenset(skip or ()),
+            canary=canary,
         ),
         on_verdict=show,
         say=typer.echo,

@@ -69,7 +69,7 @@ class Context:
                 if version_dir is not None:
                     (repository / name).mkdir(parents=True)
                     (repository / name / "1").symlink_to(version_dir.resolve(), target_is_directory=True)
-                    (repository / name / "config.pbtxt").write_text(_renamed(self.config_pbtxt, name), "utf-8")
+                    (repository / name / "config.pbtxt").write_text(renamed(self.config_pbtxt, name), "utf-8")
             server = TritonServer(repository, log_path=self._work / "server.log", **self.server_options)
             server.start()
             self._server = server
@@ -104,7 +104,7 @@ class Gate:
         return Verdict(self.name, passed, evidence, figures, round(time.monotonic() - start, 3))
 
 
-def _renamed(config: str, name: str) -> str:
+def renamed(config: str, name: str) -> str:
     """The configuration without its `name:` line, under another one."""
     lines = [line for line in config.splitlines() if not line.lstrip().startswith("name:")]
     return f'name: "{name}"\n' + "\n".join(lines) + "\n"

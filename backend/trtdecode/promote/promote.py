@@ -10,6 +10,8 @@ from typing import Any
 
 from trtdecode.errors import ManifestError, TrtdecodeError
 from trtdecode.manifest import read_manifest
+from trtdecode.promote import canary
+from trtdecode.promote.canary import Canary
 from trtdecode.promote.cutover import CutOver, cut_over, states
 from trtdecode.promote.gate import Context, Verdict, closing
 from trtdecode.promote.gates import ENCODER_GATES, GATES, gates_for
@@ -36,6 +38,9 @@ class Request:
     number: int | None = None  # default: one above the highest
     timeout_s: float = 300.0
     skip: frozenset[str] = frozenset()  # gates not asked; the record names them
+    canary: int = (
+        0  # requests mirrored to the new version as NAME--candidate, in the running server, before the cut-over
+    )
     server_options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -76,20 +81,28 @@ def promote(
                 f"version {number} is below {current}, which is in service: Triton would never choose it"
             )
         if same is None:
-            model_dir.mkdir(exist_ok=True)
-            publish(request.source, model_dir, number)
-            _copy_config(request.source, model_dir)
+            _publish(request, model_dir, number)
+        if request.canary and current is not None:
+            verdicts.append(_canary(request, number).run())
+            on_verdict(verdicts[-1])
+            if not verdicts[-1].passed:
+                withdraw(model_dir, number)
+                return Outcome(False, None, verdicts, f"refused by canary; version {current} serves on")
         result = _cut_over(request, model_dir, number, current, say) if request.client else None
-        write_record(
-            model_dir / str(number),
-            who=request.who,
-            source=request.source,
-            model=request.model,
-            number=number,
-            verdicts=verdicts,
-            cut_over=dataclasses.asdict(result) if result else {},
-        )
-        return Outcome(True, number, verdicts, f"version {number} is in service", result)
+        message = f"version {number} is in service"
+        try:
+            write_record(
+                model_dir / str(number),
+                who=request.who,
+                source=request.source,
+                model=request.model,
+                number=number,
+                verdicts=verdicts,
+                cut_over=dataclasses.asdict(result) if result else {},
+            )
+        except OSError as error:  # too late to go back, and no reason to
+            message += f"; its record could not be written ({error.strerror})"
+        return Outcome(True, number, verdicts, message, result)
 
 
 def rollback(
@@ -116,6 +129,9 @@ def _check(request: Request) -> None:
         raise PromotionError(f"mode {request.mode!r} is not known; use one of {', '.join(MODES)}")
     if not request.target.is_dir():
         raise PromotionError(f"{request.target}: no such repository; make the folder, or name another one with --to")
+    canary.check(request.canary, request.client, request.mode)
+    if request.canary and _task(request.source) != "generate":
+        raise PromotionError("--canary compares generated texts; of an encoder the gate encoding compares outputs")
     known = {gate.name for gate in (*GATES, *ENCODER_GATES)}
     if request.skip - known:
         raise PromotionError(
@@ -190,6 +206,31 @@ def _in_service(request: Request, model_dir: Path) -> int | None:
     else:
         found = sorted(number for number, state in states(request.client, request.model).items() if state == "READY")
     return found[-1] if found else None
+
+
+def _publish(request: Request, model_dir: Path, number: int) -> None:
+    try:
+        model_dir.mkdir(exist_ok=True)
+        publish(request.source, model_dir, number)
+        _copy_config(request.source, model_dir)
+    except OSError as error:
+        raise PromotionError(
+            f"{model_dir}: could not be written ({error.strerror}); the version in service is untouched"
+        ) from error
+
+
+def _canary(request: Request, number: int) -> Canary:
+    assert request.client is not None, "checked before"
+    return Canary(
+        client=request.client,
+        repository=request.target,
+        model=request.model,
+        number=number,
+        golden=request.golden,
+        limits=request.limits,
+        num_requests=request.canary,
+        timeout_s=request.timeout_s,
+    )
 
 
 def _serves(request: Request, number: int) -> bool:
