@@ -52,6 +52,15 @@ def _input(ids: list[int]) -> EncoderInput:
     return EncoderInput(ids, [0] * len(ids))
 
 
+@pytest.mark.gpu
+def test_a_gpu_computes_the_same(reranker: tuple[Any, Path, Path]) -> None:
+    call = EncoderCall((QUERY,) * 4, DOCUMENTS)
+    replicas = [EncoderReplica.load(reranker[2], device_kind=kind) for kind in ("CPU", "GPU")]
+    assert "executor torch on cuda:0" in replicas[1].describe()
+    cpu, gpu = (np.stack(replica.run(replica.inputs_of(call))) for replica in replicas)  # type: ignore[arg-type]
+    np.testing.assert_allclose(gpu, cpu, atol=1e-4)
+
+
 class FailingOn:
     """An executor that raises for batches that hold a token, and counts what it was asked."""
 

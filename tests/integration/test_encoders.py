@@ -24,8 +24,13 @@ FOUR_AT_ONCE = """
 max_batch_size: 4
 dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000 }
 """
+#: Triton asks for zero data (an empty text) before any client does; a failure would fail the load.
+WARMUP = """
+model_warmup { name: "empty" batch_size: 1
+  inputs { key: "text_input" value { data_type: TYPE_STRING dims: 1 zero_data: true } } }
+"""
 #: Name -> the rest of config.pbtxt.
-CONFIGS = {"minilm": "", "reranker": "", "reranker_four": FOUR_AT_ONCE, "classifier": ""}
+CONFIGS = {"minilm": "", "reranker": "", "reranker_four": FOUR_AT_ONCE, "classifier": WARMUP}
 
 
 @pytest.fixture(scope="module")
