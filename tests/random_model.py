@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from builder.engine.byte_tokenizer import byte_tokenizer
 from builder.tiny_models import LLAMA_SIZES, save_model
@@ -17,6 +18,7 @@ def write_random_version(folder: Path) -> tuple[Any, Path]:
     """The transformers model (the reference) and the version folder imported from it, f32."""
     from trtbuild.pipeline import import_checkpoint
 
+    torch.set_num_threads(1)  # faster than several on a model this small
     source = folder / "checkpoint"
     model = save_model(transformers.LlamaConfig(**SIZES, eos_token_id=287, bos_token_id=287), source)
     (source / "tokenizer.json").write_text(json.dumps(byte_tokenizer()), "utf-8")

@@ -62,6 +62,8 @@ def test_a_run_in_numbers() -> None:
         "trtdecode_requests_waiting": 0,
         "trtdecode_kv_blocks_total": 64,
         "trtdecode_kv_blocks_used": 0,
+        "trtdecode_host_blocks": 0,
+        "trtdecode_host_blocks_used": 0,
         "trtdecode_kv_blocks_cached": 4,  # three of the prompt, and the one that two outputs have filled
     }
     assert sink.counters == {

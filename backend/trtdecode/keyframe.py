@@ -13,7 +13,7 @@ from typing import Any
 from trtdecode.kv_cache.block_hash import BlockKey, content_of
 from trtdecode.kv_cache.block_pool import PoolState
 from trtdecode.kv_cache.manager import KVCacheManager
-from trtdecode.kv_cache.sequence_blocks import SequenceBlocks
+from trtdecode.kv_cache.sequence_blocks import SequenceBlocks, SwappedBlocks
 from trtdecode.request import Request, RequestState, TokenEvent
 from trtdecode.sampling.params import SamplingParams
 from trtdecode.scheduler.scheduler import Scheduler
@@ -94,6 +94,7 @@ class RequestFrame:
     counts: list[int]  # _COUNTS
     num_prompt_logprobs: int
     blocks: list[int] | None  # row, num_published, num_freed, then the table
+    swapped: list[int] | None  # num_tokens, num_freed, then the host blocks
 
     @classmethod
     def of(cls, request: Request, kv: KVCacheManager) -> RequestFrame:
@@ -101,8 +102,10 @@ class RequestFrame:
         if blocks is not None:
             entries = kv.block_tables[blocks.row, : blocks.num_blocks].tolist()
             table = [blocks.row, blocks.num_published, blocks.num_freed, *entries]
+        swapped = request.swapped
+        in_host = None if swapped is None else [swapped.num_tokens, swapped.num_freed, *swapped.host_ids]
         counts = [int(getattr(request, name)) for name in _COUNTS]
-        return cls(Arrival.of(request), list(request.output_ids), counts, len(request.prompt_logprobs), table)
+        return cls(Arrival.of(request), list(request.output_ids), counts, len(request.prompt_logprobs), table, in_host)
 
     def to_json(self) -> JsonObject:
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -120,6 +123,9 @@ class RequestFrame:
             setattr(request, name, value)
         request.promoted = bool(request.promoted)
         request.prompt_logprobs = [None] * self.num_prompt_logprobs
+        if self.swapped is not None:
+            num_tokens, num_freed, *host_ids = self.swapped
+            request.swapped = SwappedBlocks(num_tokens, num_freed, tuple(host_ids))
         if self.blocks is not None:
             row, num_published, num_freed, *table = self.blocks
             kv.block_tables[row, : len(table)] = table
@@ -141,6 +147,7 @@ class Keyframe:
     finished_parents: list[RequestFrame]  # of waiting requests
     num_starts: int
     free_rows: list[int]
+    free_host_blocks: list[int]
     pool: PoolState
 
     @classmethod
@@ -154,6 +161,7 @@ class Keyframe:
             finished_parents=[RequestFrame.of(request, kv) for request in finished],
             num_starts=scheduler.policy.num_starts,
             free_rows=kv.free_rows(),
+            free_host_blocks=kv.host.state(),
             pool=kv.pool.state(),
         )
 
@@ -177,6 +185,7 @@ class Keyframe:
         scheduler.waiting = [requests[frame.arrival.request_id] for frame in self.waiting]
         scheduler.policy.num_starts = self.num_starts
         kv.restore(self.free_rows, self.pool, scheduler.running)
+        kv.host.restore(self.free_host_blocks)
         return requests
 
     def to_json(self) -> JsonObject:
@@ -189,6 +198,7 @@ class Keyframe:
             **{name: [frame.to_json() for frame in getattr(self, name)] for name in _REQUEST_LISTS},
             "num_starts": self.num_starts,
             "free_rows": self.free_rows,
+            "free_host_blocks": self.free_host_blocks,
             "pool": {
                 "num_blocks": len(self.pool.keys),
                 "free": self.pool.free,
@@ -207,6 +217,7 @@ class Keyframe:
         return cls(
             num_starts=data["num_starts"],
             free_rows=data["free_rows"],
+            free_host_blocks=data["free_host_blocks"],
             pool=PoolState(pool["free"], pool["cached"], keys),
             **frames,
         )

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -60,7 +60,9 @@ class Loop:
         self.clock = clock
         self.metrics = LoopMetrics()
         self._executor = executor
-        self._chooses_tokens = getattr(executor, "chooses_tokens", False)  # the tests' own executors leave it out
+        # The tests' own executors leave these out.
+        self._chooses_tokens = getattr(executor, "chooses_tokens", False)
+        self._num_host_blocks = getattr(executor, "num_host_blocks", 0)
         self._sampler = sampler
         self._config = config
         self._spec = spec
@@ -85,6 +87,7 @@ class Loop:
             max_context_len=min(config.max_context_len or spec.max_context_len, spec.max_context_len),
             max_step_tokens=config.max_num_batched_tokens,
             window=spec.common_window,
+            num_host_blocks=self._num_host_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self.scheduler = Scheduler(
@@ -273,12 +276,23 @@ class Loop:
         for request in plan.requests:
             if request.state is not RequestState.FINISHED:
                 self._end(request, FinishReason.ERROR, ExecutorFailed(text))
+        self._lose_swapped(plan.swapped_out, text)
+
+    def _lose_swapped(self, requests: Sequence[Request], text: str) -> None:
+        """Their copies in the host pool may not have been made: who still waits is recomputed."""
+        for request in requests:
+            if request.swapped is not None:
+                self.recorder.swap_lost(request)
+                self.kv.drop_swapped(request)
+            elif request.state is RequestState.RUNNING:  # already on its way back, in the step that comes next
+                self._end(request, FinishReason.ERROR, ExecutorFailed(text))
 
     def _lose_cache(self, plan: Schedule, text: str) -> None:
         """Everything that runs ends, scheduled in this step or not; what waits has no blocks and goes on."""
         self._fail(plan, text)
         for request in list(self.scheduler.running):
             self._end(request, FinishReason.ERROR, ExecutorFailed(text))
+        self._lose_swapped(self.scheduler.waiting, text)
         self.kv.pool.forget()
         self.recorder.cache_lost()
 
@@ -326,7 +340,7 @@ class Loop:
             if request.state is not RequestState.FINISHED:
                 self.admission.finished(request)
                 request.finish()
-            request.blocks = None
+            request.blocks = request.swapped = None
             if request.finish_reason is None:
                 text = f"internal error in the loop: {error!r}"
                 self._emitter.end(request, FinishReason.ERROR, ExecutorFailed(text))

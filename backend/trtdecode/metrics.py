@@ -37,6 +37,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("trtdecode_kv_blocks_total", "gauge", "KV blocks that sequences can have."),
     MetricSpec("trtdecode_kv_blocks_used", "gauge", "KV blocks referenced by running sequences."),
     MetricSpec("trtdecode_kv_blocks_cached", "gauge", "Unreferenced KV blocks kept for a prefix hit."),
+    MetricSpec("trtdecode_host_blocks", "gauge", "Blocks of the host pool for preempted sequences."),
+    MetricSpec("trtdecode_host_blocks_used", "gauge", "Host blocks that hold K/V of preempted sequences."),
     MetricSpec("trtdecode_requests_total", "counter", "Sequences accepted."),
     MetricSpec(
         "trtdecode_requests_refused_total", "counter", "Requests refused at admission, by error.", label="error"
@@ -45,6 +47,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("trtdecode_prompt_tokens_total", "counter", "Prompt tokens of started sequences."),
     MetricSpec("trtdecode_generation_tokens_total", "counter", "Tokens generated."),
     MetricSpec("trtdecode_preemptions_total", "counter", "Running sequences put back to the queue for want of blocks."),
+    MetricSpec("trtdecode_swapped_out_blocks_total", "counter", "KV blocks copied to the host pool."),
+    MetricSpec("trtdecode_swapped_in_blocks_total", "counter", "KV blocks copied back from the host pool."),
     MetricSpec("trtdecode_prefix_cache_query_tokens_total", "counter", "Tokens looked up in the prefix cache."),
     MetricSpec("trtdecode_prefix_cache_hit_tokens_total", "counter", "Tokens found in the prefix cache."),
     MetricSpec("trtdecode_kv_evictions_total", "counter", "Cached KV blocks given to another sequence."),
@@ -124,6 +128,8 @@ class LoopMetrics:
         counters["trtdecode_steps_total"] += 1
         counters["trtdecode_generation_tokens_total"] += len(plan.sampled)
         counters["trtdecode_preemptions_total"] += len(plan.preempted)
+        counters["trtdecode_swapped_out_blocks_total"] += len(plan.swap_outs)
+        counters["trtdecode_swapped_in_blocks_total"] += len(plan.swap_ins)
         observations["trtdecode_step_tokens"].append(plan.num_tokens)
         times = [request.last_token_time for request in plan.sampled]
         observations["trtdecode_inter_token_seconds"].extend([now - time for time in times if time is not None])
@@ -150,6 +156,8 @@ class LoopMetrics:
         self.gauges["trtdecode_kv_blocks_total"] = pool.num_usable
         self.gauges["trtdecode_kv_blocks_used"] = pool.num_usable - pool.num_available
         self.gauges["trtdecode_kv_blocks_cached"] = pool.num_cached
+        self.gauges["trtdecode_host_blocks"] = kv.host.num_blocks
+        self.gauges["trtdecode_host_blocks_used"] = kv.host.num_used
         self.counters["trtdecode_prefix_cache_query_tokens_total"] = kv.stats.num_prefix_queries
         self.counters["trtdecode_prefix_cache_hit_tokens_total"] = kv.stats.num_prefix_hits
         self.counters["trtdecode_kv_evictions_total"] = pool.num_evictions

@@ -141,7 +141,7 @@ class OverlappedLoop(Loop):
         return self._builder
 
     def _launch(self, plan: Schedule, batch: Batch) -> None:
-        if all(request.state is RequestState.FINISHED for request in plan.requests):
+        if not plan.swap_outs and all(request.state is RequestState.FINISHED for request in plan.requests):
             return  # only dead rows: nobody waits for this step
         fill_pending(batch, plan)
         self._worker.begin(lambda: self._execute(batch))

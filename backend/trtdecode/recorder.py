@@ -25,7 +25,7 @@ from trtdecode.protocols import SampleResult
 from trtdecode.request import Request
 from trtdecode.scheduler.scheduler import Schedule, Scheduler
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_FILES = 8  # dumps of one process; the oldest is overwritten
 
 
@@ -82,6 +82,9 @@ class Recorder:
     def failed(self, plan: Schedule, text: str) -> None:
         self._note("failed", [request.request_id for request in plan.requests], text)
 
+    def swap_lost(self, request: Request) -> None:
+        self._note("swap_lost", request.request_id)
+
     def cache_lost(self) -> None:
         self._note("cache_lost")
 
@@ -115,6 +118,7 @@ class Recorder:
             "spec": dataclasses.asdict(self._spec),
             "limits": {
                 "num_blocks": kv.pool.num_blocks,
+                "num_host_blocks": kv.host.num_blocks,
                 "block_size": kv.block_size,
                 "max_num_seqs": scheduler.max_num_seqs,
                 "max_num_batched_tokens": scheduler.max_num_batched_tokens,
@@ -139,4 +143,6 @@ def decisions(plan: Schedule) -> list[Any]:
         [[request_id, list(block_ids)] for request_id, block_ids in plan.new_blocks],
         [request.request_id for request in plan.started],
         [request.request_id for request in plan.preempted],
+        [list(pair) for pair in plan.swap_outs],
+        [list(pair) for pair in plan.swap_ins],
     ]

@@ -30,7 +30,10 @@ from trtdecode.scheduler.scheduler import Schedule, Scheduler
 
 MAX_DIFFERENCES = 20
 
-_DECISION_NAMES = ("requests", "past tokens", "new tokens", "block copies", "new blocks", "started", "preempted")
+_DECISION_NAMES = (
+    *("requests", "past tokens", "new tokens", "block copies", "new blocks", "started", "preempted"),
+    *("swaps out", "swaps in"),
+)
 
 
 @dataclass(slots=True)
@@ -87,6 +90,7 @@ class _Replay:
             max_context_len=limits["max_context_len"],
             max_step_tokens=limits["max_num_batched_tokens"],
             window=self._spec.common_window,
+            num_host_blocks=limits["num_host_blocks"],
             enable_prefix_caching=limits["enable_prefix_caching"],
             chain_secret=bytes.fromhex(limits["chain_secret"]),
         )
@@ -142,6 +146,9 @@ class _Replay:
 
     def _failed(self, ids: list[int], text: str) -> None:
         """The ends that followed are entries of their own."""
+
+    def _swap_lost(self, request_id: int) -> None:
+        self._scheduler.kv.drop_swapped(self._requests[request_id])
 
     def _cache_lost(self) -> None:
         self._scheduler.kv.pool.forget()

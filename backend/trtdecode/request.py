@@ -20,7 +20,7 @@ from trtdecode.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from trtdecode.kv_cache.block_hash import BlockKey
-    from trtdecode.kv_cache.sequence_blocks import SequenceBlocks
+    from trtdecode.kv_cache.sequence_blocks import SequenceBlocks, SwappedBlocks
 
 _request_ids = itertools.count(1)
 
@@ -80,7 +80,7 @@ class Request:
                                 step in flight          steps in flight will choose
 
     With the plain loop nothing is in flight when a step is scheduled, and the first two are equal. Preemption sets
-    both back to 0 and keeps the output, so that recomputing is one long "prompt".
+    both back to 0 and keeps the output; whatever a swap does not bring back is computed again as one long "prompt".
     """
 
     prompt_ids: list[int]
@@ -116,6 +116,7 @@ class Request:
     cumulative_logprob: float = 0.0
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)  # sample 0's; filled chunk by chunk
     blocks: SequenceBlocks | None = None  # KV blocks; the cache manager's
+    swapped: SwappedBlocks | None = None  # K/V in the host pool while preempted; the cache manager's
     block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks, as far as they were needed
     needs_logits: bool = True  # False: an argmax is enough (Sampler.needs_logits)
     sampling_row: tuple[Any, ...] | None = None  # what an executor may choose its tokens by (Sampler.sampling_row)
@@ -217,7 +218,7 @@ class Request:
         self.prompt_logprobs.extend(logprobs[len(self.prompt_logprobs) - position :])
 
     def preempt(self) -> None:
-        """Back to the queue; K/V are gone, tokens stay. A token still in flight will be appended."""
+        """Back to the queue; K/V are gone or in the host pool, tokens stay. A token in flight will be appended."""
         self.state = RequestState.WAITING
         self.num_computed_tokens = self.num_scheduled_tokens = self.num_unscheduled_tokens = 0
         self.num_preemptions += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +43,30 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Executors:
-    """The same executor with a large pool and with a small one (block 0 is nobody's)."""
+    """The same executor with a large pool and with a small one (block 0 is nobody's), which may have a host pool."""
 
     roomy: Executor
     tight: Executor
 
 
-@pytest.fixture(scope="module", params=["torch", "openvino"])
+@pytest.fixture(scope="module", params=["torch", "torch-swap", "openvino", "openvino-swap", "openvino-swap-little"])
 def executors(request: pytest.FixtureRequest, version: Path) -> Iterator[Executors]:
-    kind: Any = {"torch": TorchExecutor, "openvino": OpenVinoExecutor}[request.param]
-    size = {"torch": 16, "openvino": 32}[request.param]
+    name, _, swap = request.param.partition("-")
+    kind: Any = {"torch": TorchExecutor, "openvino": partial(OpenVinoExecutor, num_threads=1)}[name]
+    size = {"torch": 16, "openvino": 32}[name]
     layers, kv_heads, head_dim = 2, 2, 16
     block_bytes = layers * 2 * kv_heads * head_dim * size * 4
+    num_host_blocks = {"": 0, "swap": 100, "swap-little": 3}[swap]
     made = [
-        kind(version / "decoder.onnx", kv_cache_bytes=(num_tokens // size + 1) * block_bytes)
-        for num_tokens in (ROOMY, TIGHT[request.param])
+        kind(
+            version / "decoder.onnx",
+            kv_cache_bytes=(num_tokens // size + 1) * block_bytes,
+            swap_space_bytes=num_host_blocks * block_bytes,
+        )
+        for num_tokens in (ROOMY, TIGHT[name])
     ]
-    assert [executor.num_blocks for executor in made] == [ROOMY // size + 1, TIGHT[request.param] // size + 1]
+    assert [executor.num_blocks for executor in made] == [ROOMY // size + 1, TIGHT[name] // size + 1]
+    assert made[1].num_host_blocks == num_host_blocks
     yield Executors(*made)
     for executor in made:
         executor.close()
@@ -116,6 +124,7 @@ def assert_nothing_left(loop: Loop) -> None:
     loop.check_integrity()
     assert loop.admission.num_inside == 0
     assert loop.kv.pool.num_available == loop.kv.pool.num_usable
+    assert loop.kv.host.num_used == 0
 
 
 @pytest.mark.parametrize(
@@ -141,7 +150,10 @@ def test_c27_preempted_requests_get_what_they_get_alone(
         assert_same(answer(events), expected)
     assert all(len(got["token_ids"]) == NUM_TOKENS and got["reason"] is FinishReason.LENGTH for got in alone)
     assert max(request.num_preemptions for request in requests) >= 1
-    assert loop.metrics.counters["trtdecode_preemptions_total"] >= 1
+    counters = loop.metrics.counters
+    assert counters["trtdecode_preemptions_total"] >= 1
+    assert (counters["trtdecode_swapped_out_blocks_total"] > 0) == (executors.tight.num_host_blocks > 0)
+    assert (counters["trtdecode_swapped_in_blocks_total"] > 0) == (executors.tight.num_host_blocks > 0)
     assert_nothing_left(loop)
     loop.stop()
 

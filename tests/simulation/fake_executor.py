@@ -26,12 +26,14 @@ class FakeExecutor:
 
     Args:
         window: tokens that each query sees, itself included; 0 for all.
+        num_host_blocks: of the host pool.
     """
 
     name = "fake"
 
-    def __init__(self, num_blocks: int, block_size: int, window: int = 0) -> None:
+    def __init__(self, num_blocks: int, block_size: int, window: int = 0, num_host_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.block_size = block_size
         self.window = window
         self.num_steps = 0
@@ -39,17 +41,23 @@ class FakeExecutor:
         self.fail_next = False
         self.lose_next = False  # everything
         self._slots = np.full((num_blocks, block_size), EMPTY, np.int32)
+        self._host = np.full((num_host_blocks, block_size), EMPTY, np.int32)
 
     def execute(self, batch: Batch) -> BatchResult:
         """Copies blocks, writes, attends. A failing step leaves garbage in every slot that it was to write."""
         self.num_steps += 1
         self.num_tokens += batch.num_tokens
         slots, size = self._slots, self.block_size
+        fails, self.fail_next = self.fail_next, False
+        # A failing step has saved nothing.
+        for block_id, host_id in batch.swap_outs:
+            self._host[host_id] = GARBAGE if fails else slots[block_id]
+        for host_id, block_id in batch.swap_ins:
+            slots[block_id] = self._host[host_id]
         for source, target in batch.block_copies:
             slots[target] = slots[source]
         tables, histories = batch.block_indices, []
         query_begins, block_begins = batch.query_begins.tolist(), batch.block_begins.tolist()
-        fails, self.fail_next = self.fail_next, False
         input_ids = np.full(batch.num_tokens, GARBAGE, np.int32) if fails else batch.input_ids.astype(np.int32)
         positions = batch.positions.tolist()
         for index, past in enumerate(batch.past_lens.tolist()):
@@ -71,6 +79,7 @@ class FakeExecutor:
         if self.lose_next:
             self.lose_next = False
             slots[:] = GARBAGE
+            self._host[:] = GARBAGE
             raise CacheLost("injected loss")
         if fails:
             raise RuntimeError("injected fault")

@@ -26,6 +26,8 @@ EXPECTED = {
     "forked": 4_000,
     "preempted": 2_000,
     "preempted twice": 200,
+    "swapped out": 10_000,
+    "swapped in": 5_000,
     "promoted": 2_000,
     "stop strings": 4_000,
     "failed": 1_000,

@@ -91,7 +91,8 @@ class World:
             recorder_steps=16,
         )
         num_blocks = -(-rng.randint(20, 80) // block_size) + 1
-        self.executor = FakeExecutor(num_blocks, block_size, self.window)
+        num_host_blocks = rng.choice((0, 0, rng.randint(1, 12), 100))  # none, one that is often full, enough
+        self.executor = FakeExecutor(num_blocks, block_size, self.window, num_host_blocks)
         self.loop = make_loop(self.executor, FakeSampler(VOCAB_SIZE), config, spec, clock=lambda: self.now)
         self.load = rng.choice((0.01, 0.03, 0.05, 0.1, 0.3))  # chance of a (or another) call each step
         self.fault_rate = rng.choice((0.0, 0.002, 0.02))
@@ -240,4 +241,7 @@ class World:
         assert not self.clients and self.loop.admission.num_inside == 0, "requests without a final event"
         pool = self.loop.kv.pool
         assert pool.num_available == pool.num_usable, "blocks leaked"
+        assert self.loop.kv.host.num_used == 0, "host blocks leaked"
+        for name in ("out", "in"):
+            self.counts[f"swapped {name}"] += self.loop.metrics.counters[f"trtdecode_swapped_{name}_blocks_total"]
         assert self.counts["finished"] == self.counts["submitted"]

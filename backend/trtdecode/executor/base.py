@@ -64,7 +64,10 @@ class Batch:
     logit_indices: npt.NDArray[np.int64]  # [S] positions in T whose logits are wanted
     argmax_only: bool = False  # every row is plain greedy: the executor may skip returning logits
     sampling: npt.NDArray[np.void] | None = None  # [S] of SAMPLING_ROW: the executor may return tokens, not logits
-    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), in order, before the step
+    #: Three kinds of copies before the step, in this order, each list in its own order.
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +97,7 @@ class Executor(Protocol):
     name: str  # "openvino", "tensorrt", "torch"
     block_size: int  # KV slots a block
     num_blocks: int  # blocks in the pool
+    num_host_blocks: int  # blocks of its host pool, where K/V of preempted sequences wait; 0: it cannot swap
     chooses_tokens: bool  # whether it takes `Batch.sampling`
 
     def execute(self, batch: Batch) -> BatchResult:

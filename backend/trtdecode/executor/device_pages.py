@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trtdecode import support
 from trtdecode.errors import ConfigError
 from trtdecode.executor.attention_spec import AttentionSpec
-from trtdecode.executor.kv_pool import blocks_in_budget
+from trtdecode.executor.base import Batch
+from trtdecode.executor.kv_pool import HostBlocks, blocks_in_budget, host_blocks_in_budget
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ class PagePool:
         specs: of the attention nodes by name, in order of layers.
         precision: a key of `kernels.pages.PAGE_DTYPES`.
         num_bytes: of device memory to use; whole blocks over all layers.
+        swap_space_bytes: of page-locked host memory for blocks of preempted sequences; 0: none.
 
     Raises:
         ConfigError: an unknown precision, or not even one block fits.
@@ -42,6 +44,7 @@ class PagePool:
         precision: str,
         num_bytes: int,
         block_size: int = DEFAULT_BLOCK_SIZE,
+        swap_space_bytes: int = 0,
     ) -> None:
         from trtdecode.kernels.pages import PAGE_DTYPES, KvPages, page_bytes
 
@@ -61,9 +64,15 @@ class PagePool:
             for name, spec in specs.items()
         }
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks (source, target) in order, on the stream."""
-        for source, target in copies:
+        self.num_host_blocks = host_blocks_in_budget(swap_space_bytes, self.block_bytes)
+        tensors = [tensor for pages in self.layers.values() for tensor in pages.tensors] if self.num_host_blocks else []
+        hosts = [device.allocate_pinned((self.num_host_blocks, *t.shape[1:]), t.dtype) for t in tensors]
+        self._host_blocks = HostBlocks(tensors, hosts, device.copy)
+
+    def copy_blocks(self, batch: Batch) -> None:
+        """Makes a batch's swaps and copies in order, on the stream; only the stream touches the host blocks."""
+        self._host_blocks.swap(batch)
+        for source, target in batch.block_copies:
             for pages in self.layers.values():
                 for tensor in pages.tensors:
                     self._device.copy(tensor[target], tensor[source])

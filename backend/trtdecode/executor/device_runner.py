@@ -65,13 +65,13 @@ class DeviceRunner:
         if size:
             self.num_replayed += 1
             with self._device.replaying():
-                self._pool.copy_blocks(batch.block_copies)
+                self._pool.copy_blocks(batch)
                 output = self._graphs.replay(batch, size)
                 if batch.sampling is not None and not batch.argmax_only:
                     return self._download_tokens(self._sampler.replay(batch.sampling, size), batch)
                 return self._download(output, batch)
         self.num_eager += 1
-        self._pool.copy_blocks(batch.block_copies)
+        self._pool.copy_blocks(batch)
         step = self._buffer.stage(batch)
         if step.num_rows > len(self._argmax):  # prompt logprobs want more than a row a sequence
             self._allocate(step.num_rows, self._logits.shape[1])

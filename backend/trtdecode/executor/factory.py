@@ -86,6 +86,7 @@ def _openvino_executor(config: ServingConfig, manifest: Manifest, version_dir: P
         kv_cache_precision=kv_cache,
         compute_precision=compute,
         num_threads=config.num_threads,
+        swap_space_bytes=config.swap_space_bytes,
     )
 
 
@@ -100,6 +101,7 @@ def _torch_executor(config: ServingConfig, manifest: Manifest, version_dir: Path
         kv_cache_bytes=_cpu_pool_bytes(config),
         dtype=dtype,
         kv_dtype=dtype if config.kv_cache_precision == "auto" else config.kv_cache_precision,
+        swap_space_bytes=config.swap_space_bytes,
     )
 
 

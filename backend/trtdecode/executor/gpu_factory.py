@@ -51,6 +51,7 @@ def torch_cuda_executor(
         kv_cache_precision=_kv_precision(config),
         kv_cache_bytes=config.kv_cache_bytes,
         kv_cache_fraction=config.kv_cache_fraction or DEFAULT_FRACTION,
+        swap_space_bytes=config.swap_space_bytes,
         graphs=options.graphs,
         graph_batch_sizes=options.graph_batch_sizes,
     )
@@ -122,6 +123,7 @@ def tensorrt_executor_on(
         kv_cache_precision=_kv_precision(config),
         kv_cache_bytes=config.kv_cache_bytes,
         kv_cache_fraction=config.kv_cache_fraction or DEFAULT_FRACTION,
+        swap_space_bytes=config.swap_space_bytes,
         graphs=options.graphs,
         graph_batch_sizes=options.graph_batch_sizes,
     )

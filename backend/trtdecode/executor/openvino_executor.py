@@ -24,7 +24,7 @@ import numpy as np
 
 from trtdecode.errors import ConfigError
 from trtdecode.executor.base import GRAPH_INPUTS, GRAPH_OUTPUT, Batch, BatchResult
-from trtdecode.executor.kv_pool import blocks_in_budget
+from trtdecode.executor.kv_pool import HostBlocks, blocks_in_budget, host_blocks_in_budget
 from trtdecode.executor.machine import usable_physical_cores
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class OpenVinoExecutor:
             rounding depends on how a prompt was cut into steps. bf16 and mixed need u8.
         compute_precision: one of COMPUTE_PRECISIONS.
         num_threads: threads of the executor; 0 is one a physical core.
+        swap_space_bytes: size of the host pool; 0: preempted requests are recomputed.
         count_operators: keeps the time of every operator for `operator_seconds`; costs a little.
 
     Raises:
@@ -84,6 +85,7 @@ class OpenVinoExecutor:
         kv_cache_precision: str = "f32",
         compute_precision: str = "f32",
         num_threads: int = 0,
+        swap_space_bytes: int = 0,
         count_operators: bool = False,
     ) -> None:
         import openvino as ov
@@ -114,11 +116,17 @@ class OpenVinoExecutor:
         self._block_bytes = sum(layout.block_bytes for layout in self._layouts)
         self.block_size = block_size_of(self._layouts)
         self.num_blocks = blocks_in_budget(kv_cache_bytes, self._block_bytes)
+        self.num_host_blocks = host_blocks_in_budget(swap_space_bytes, self._block_bytes)
         self._caches = self._allocate_caches()
+        arrays = [cache.data for cache in self._caches.values()]
+        # A page becomes resident only when it is written.
+        hosts = [np.empty((self.num_host_blocks, *array.shape[1:]), array.dtype) for array in arrays]
+        self._host_blocks = HostBlocks(arrays, hosts)
         self._max_context_len = np.zeros((), np.int32)
         self._programs = [self._bind(min_tokens, program) for min_tokens, program in compiled]
 
     def execute(self, batch: Batch) -> BatchResult:
+        self._host_blocks.swap(batch)
         for source, target in batch.block_copies:
             for cache in self._caches.values():
                 cache.data[target] = cache.data[source]

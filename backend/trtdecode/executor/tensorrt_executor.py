@@ -62,6 +62,7 @@ class TensorRtExecutor:
         kv_cache_precision: str = "",
         kv_cache_bytes: int = 0,
         kv_cache_fraction: float = 0.9,
+        swap_space_bytes: int = 0,
         block_size: int = DEFAULT_BLOCK_SIZE,
         graphs: bool = True,
         graph_batch_sizes: Sequence[int] = (),
@@ -98,9 +99,11 @@ class TensorRtExecutor:
             precision=kv_cache_precision or query_type(steps),
             num_bytes=kv_cache_bytes or int(kv_cache_fraction * device.free_bytes()),
             block_size=block_size,
+            swap_space_bytes=swap_space_bytes,
         )
         self._attention.use(self._pool)
         self.num_blocks = self._pool.num_blocks
+        self.num_host_blocks = self._pool.num_host_blocks
         self._runner = DeviceRunner(
             device, buffer, self._pool, self._pass, max_num_seqs=limits.max_num_seqs, sizes=sizes
         )

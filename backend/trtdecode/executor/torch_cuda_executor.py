@@ -63,6 +63,7 @@ class TorchCudaExecutor:
         kv_cache_precision: str = "",
         kv_cache_bytes: int = 0,
         kv_cache_fraction: float = 0.9,
+        swap_space_bytes: int = 0,
         block_size: int = DEFAULT_BLOCK_SIZE,
         graphs: bool = True,
         graph_batch_sizes: Sequence[int] = (),
@@ -92,10 +93,18 @@ class TorchCudaExecutor:
         self._attention = KernelAttention(device, specs, max_num_seqs=limits.max_num_seqs)
         num_bytes = kv_cache_bytes or int(kv_cache_fraction * device.free_bytes())
         precision = kv_cache_precision or dtype
-        self._pool = PagePool(device, specs, precision=precision, num_bytes=num_bytes, block_size=block_size)
+        self._pool = PagePool(
+            device,
+            specs,
+            precision=precision,
+            num_bytes=num_bytes,
+            block_size=block_size,
+            swap_space_bytes=swap_space_bytes,
+        )
         self._attention.use(self._pool)
         self.block_size = block_size
         self.num_blocks = self._pool.num_blocks
+        self.num_host_blocks = self._pool.num_host_blocks
         self._step: DeviceStep | None = None
         self._runner = DeviceRunner(
             device,

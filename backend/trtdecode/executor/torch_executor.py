@@ -22,7 +22,7 @@ from trtdecode.executor.base import (
     Batch,
     BatchResult,
 )
-from trtdecode.executor.kv_pool import blocks_in_budget
+from trtdecode.executor.kv_pool import HostBlocks, blocks_in_budget, host_blocks_in_budget
 from trtdecode.executor.onnx_graph import Node, OnnxGraph, attention_specs, read_graph
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class TorchExecutor:
         device: a torch device ("cpu", "cuda:0").
         dtype: of weights and computation: "f32", "f16" or "bf16".
         kv_dtype: of the cache; "" is `dtype`.
+        swap_space_bytes: size of the host pool; 0: preempted requests are recomputed.
         links: to the other ranks, where the graph is one rank's part; `hidden_size` is then the model's.
 
     Raises:
@@ -65,6 +66,7 @@ class TorchExecutor:
         device: str = "cpu",
         dtype: str = "f32",
         kv_dtype: str = "",
+        swap_space_bytes: int = 0,
         links: RankLinks | None = None,
         hidden_size: int = 0,
     ) -> None:
@@ -79,9 +81,14 @@ class TorchExecutor:
         self._kv_dtype = torch_dtype("kv_cache_precision", kv_dtype or dtype)
         graph = read_graph(graph_path)
         specs = attention_specs(graph)
-        block_bytes = sum(2 * spec.num_kv_heads * block_size * spec.head_dim for spec in specs.values())
-        self.num_blocks = blocks_in_budget(kv_cache_bytes, block_bytes * self._kv_dtype.itemsize)
+        num_values = sum(2 * spec.num_kv_heads * block_size * spec.head_dim for spec in specs.values())
+        block_bytes = num_values * self._kv_dtype.itemsize
+        self.num_blocks = blocks_in_budget(kv_cache_bytes, block_bytes)
+        self.num_host_blocks = host_blocks_in_budget(swap_space_bytes, block_bytes)
         self._caches = self._allocate_caches(graph, list(specs.values()))
+        tensors = list(self._caches.values())
+        hosts = [torch.empty((self.num_host_blocks, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in tensors]
+        self._host_blocks = HostBlocks(tensors, hosts)
         self._attention = _PagedAttention(specs)
         self._links = links
         self._hidden_size = hidden_size if HIDDEN_INPUT in graph.inputs else 0
@@ -100,6 +107,7 @@ class TorchExecutor:
 
         from trtdecode.executor.torch_attention import PagedStep
 
+        self._host_blocks.swap(batch)
         if batch.block_copies:
             self._copy_blocks(batch.block_copies)
         self._attention.step = PagedStep.from_batch(batch, self.block_size, self._device)

@@ -1,4 +1,4 @@
-"""Which blocks each running sequence has: prefix hits, allocation, forks, window freeing, preemption.
+"""Which blocks each running sequence has: prefix hits, allocation, forks, window freeing, preemption and swapping.
 
 A sequence's table, left to right (half-open ranges of table entries):
 
@@ -22,7 +22,8 @@ import numpy.typing as npt
 from trtdecode.errors import InvalidRequest
 from trtdecode.kv_cache.block_hash import BlockKey, ChainHash, blake2b_chain, content_of, root_digest
 from trtdecode.kv_cache.block_pool import NULL_BLOCK, BlockPool, PoolState
-from trtdecode.kv_cache.sequence_blocks import NO_PREFIX, CacheStats, Prefix, SequenceBlocks, Waste
+from trtdecode.kv_cache.host_pool import HostPool
+from trtdecode.kv_cache.sequence_blocks import NO_PREFIX, CacheStats, Prefix, SequenceBlocks, SwappedBlocks, Waste
 from trtdecode.request import Request
 
 
@@ -36,6 +37,7 @@ class KVCacheManager:
         max_context_len: longest sequence, in tokens.
         max_step_tokens: most tokens of one sequence in one step; only used with a window.
         window: tokens that the widest layer sees if *every* layer slides, else 0 (nothing is freed early).
+        num_host_blocks: blocks of the host pool; 0: preempted requests are always recomputed.
         enable_prefix_caching: publish full blocks and look prefixes up; forks share blocks either way.
         chain_secret: of the hash chain; default random. A replay passes the recorded one.
         chain_hash: for tests.
@@ -50,11 +52,13 @@ class KVCacheManager:
         max_context_len: int,
         max_step_tokens: int = 1,
         window: int = 0,
+        num_host_blocks: int = 0,
         enable_prefix_caching: bool = True,
         chain_secret: bytes | None = None,
         chain_hash: ChainHash = blake2b_chain,
     ) -> None:
         self.pool = BlockPool(num_blocks)
+        self.host = HostPool(num_host_blocks)
         self.block_size = block_size
         self.window = window
         self.enable_prefix_caching = enable_prefix_caching
@@ -99,15 +103,22 @@ class KVCacheManager:
         """The longest prefix of a waiting request that is in the cache: its forked parent's, or published blocks.
 
         Never all of it: at least the last token is computed, so that there are logits, and that token never lies
-        inside a shared block. Requests that want prompt logprobs compute the whole prompt.
+        inside a shared block. Requests that want prompt logprobs compute the whole prompt. What a preempted request
+        has in the host pool counts too: its first blocks may be shared, the rest is brought back.
         """
         parent = request.parent
         if parent is not None and parent.blocks is not None and not request.output_ids:
             forked = self._fork_of(parent, request.num_prompt_tokens)
             if forked is not None:
                 return forked
-        if not self.enable_prefix_caching or request.needs_prompt_logits:
-            return NO_PREFIX
+        found = NO_PREFIX
+        if self.enable_prefix_caching and not request.needs_prompt_logits:
+            found = self._find_published(request)
+        if request.swapped is not None and request.swapped.num_tokens > found.num_tokens:
+            return _restored(request.swapped, found)
+        return found
+
+    def _find_published(self, request: Request) -> Prefix:
         block_ids: list[int] = []
         num_full = (request.num_tokens - 1) // self.block_size
         self._extend_keys(request, num_full)
@@ -177,6 +188,7 @@ class KVCacheManager:
         while blocks.num_freed < len(table) and table[blocks.num_freed] == NULL_BLOCK:
             blocks.num_freed += 1
         request.blocks = blocks
+        self.drop_swapped(request)
         if self.enable_prefix_caching and request.num_preemptions == 0:
             self.stats.num_prefix_queries += request.num_tokens
             self.stats.num_prefix_hits += prefix.num_tokens
@@ -210,8 +222,33 @@ class KVCacheManager:
         assert blocks is not None
         return blocks.num_slots - request.num_scheduled_tokens + self.pool.num_available * self.block_size
 
+    def swap_out(self, request: Request) -> list[tuple[int, int]] | None:
+        """Takes all blocks of a running request, to be preempted, back and reserves host blocks for their K/V.
+
+        Returns:
+            The copies (block, host block) that the next step must begin with: steps in flight write these blocks, and
+            the next one may give them to others. None (and nothing changed) if the host pool has no room.
+        """
+        blocks = request.blocks
+        assert blocks is not None, f"request {request.request_id} has no blocks"
+        num_tokens, first = request.num_scheduled_tokens, blocks.num_freed
+        block_ids = self.block_tables[blocks.row, first : self.blocks_for(num_tokens)].tolist()
+        host_ids = self.host.allocate(len(block_ids))
+        if not host_ids:
+            return None
+        self.free(request)
+        request.swapped = SwappedBlocks(num_tokens, first, tuple(host_ids))
+        return list(zip(block_ids, host_ids, strict=True))
+
+    def drop_swapped(self, request: Request) -> None:
+        """Takes the host blocks back: they have been brought back, or will never be."""
+        if request.swapped is not None:
+            self.host.release(request.swapped.host_ids)
+            request.swapped = None
+
     def free(self, request: Request) -> None:
         """Takes all blocks back (finished or preempted); published ones stay findable until evicted."""
+        self.drop_swapped(request)
         blocks = request.blocks
         if blocks is None:
             return
@@ -293,12 +330,15 @@ class KVCacheManager:
         references[NULL_BLOCK] = 0
         return references
 
-    def check_integrity(self, running: list[Request]) -> None:
-        """Tables, rows, pool and requests agree. Raises AssertionError."""
+    def check_integrity(self, running: list[Request], waiting: Iterable[Request] = ()) -> None:
+        """Tables, rows, both pools and requests agree. Raises AssertionError."""
+        swapped = [request.swapped for request in waiting if request.swapped is not None]
+        self.host.check_integrity([host_id for entry in swapped for host_id in entry.host_ids])
         rows = list(self._free_rows)
         for request in running:
             blocks = request.blocks
             assert blocks is not None, f"running request {request.request_id} has no blocks"
+            assert request.swapped is None, f"running request {request.request_id} holds host blocks"
             rows.append(blocks.row)
             entries = self.block_tables[blocks.row, : blocks.num_blocks]
             assert blocks.num_slots == blocks.num_blocks * self.block_size
@@ -310,3 +350,10 @@ class KVCacheManager:
             assert blocks.num_freed <= self._num_outside_window(request.num_scheduled_tokens), "freed inside the window"
         assert sorted(rows) == list(range(len(self.block_tables))), "a table row is lost or held twice"
         self.pool.check_integrity(self._count_references(running))
+
+
+def _restored(swapped: SwappedBlocks, found: Prefix) -> Prefix:
+    """All that was swapped out; leading blocks that the prefix cache still has are shared instead of brought back."""
+    num_freed = swapped.num_freed
+    shared = (NULL_BLOCK,) * num_freed + found.block_ids[num_freed:]
+    return Prefix(shared, swapped.num_tokens, host_ids=swapped.host_ids[len(shared) - num_freed :])

@@ -18,12 +18,22 @@ class SequenceBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class SwappedBlocks:
+    """A preempted request's K/V in the host pool (`request.swapped`). Changed by the manager only."""
+
+    num_tokens: int  # whose K/V they are
+    num_freed: int  # leading table entries that were the null block
+    host_ids: tuple[int, ...]  # one for each table entry after those
+
+
+@dataclass(frozen=True, slots=True)
 class Prefix:
-    """What a request need not compute, found by `find_prefix`. Nothing is held until `allocate` takes it."""
+    """What a request need not compute, found by `find_prefix`. Nothing is held until `start` takes it."""
 
     block_ids: tuple[int, ...] = ()  # full blocks to share
     num_tokens: int = 0  # tokens already in the cache
     copy_from: int | None = None  # partial block of a forked parent: the first new block becomes its copy
+    host_ids: tuple[int, ...] = ()  # what the first new blocks get from the host pool
 
 
 NO_PREFIX = Prefix()

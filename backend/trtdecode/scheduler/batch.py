@@ -76,6 +76,8 @@ class BatchFromSchedule:
             argmax_only=not prompt_rows and not any(request.needs_logits for request in plan.sampled),
             sampling=None if prompt_rows else _sampling_rows(plan),
             block_copies=plan.block_copies,
+            swap_outs=plan.swap_outs,
+            swap_ins=plan.swap_ins,
         )
 
     def _gather_blocks(

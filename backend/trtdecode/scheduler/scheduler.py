@@ -27,10 +27,13 @@ class Schedule:
     sampled: list[Request] = field(default_factory=list)  # get a token from this step, in the order of `requests`
     unsampled_entries: list[int] = field(default_factory=list)  # indices of the others: prompts that go on
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), before the step
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)  # (block, host block), before everything else
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)  # (host block, block), after those
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)  # (request id, block ids)
     prompt_ranges: list[tuple[Request, int, int]] = field(default_factory=list)  # positions whose logits are wanted
     started: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    swapped_out: list[Request] = field(default_factory=list)  # those of them whose K/V `swap_outs` saves
 
     def add(self, request: Request, num_new_tokens: int) -> None:
         """Puts a request into the step; its blocks are allocated."""
@@ -118,7 +121,7 @@ class Scheduler:
                 num_new = self._make_room(plan, request, num_new)
                 spare += len(plan.preempted) - num_victims
                 if num_new == 0:
-                    break  # preempted itself: it was the last
+                    break  # preempted itself (it was the last), or waits for those before it, who are ending
             if num_new > 1:
                 spare -= num_new - 1
             if num_wanted > num_new:
@@ -130,7 +133,8 @@ class Scheduler:
         """Blocks for up to `num_new` tokens of a running request: fewer tokens before preempting anybody.
 
         Returns:
-            Tokens that have room; 0 if the request itself had to be preempted.
+            Tokens that have room; 0 if the request itself had to be preempted, or if all before it wait for their last
+            token: their blocks are free after the step in flight.
         """
         while True:
             block_ids = self.kv.extend(request, num_new)
@@ -141,17 +145,25 @@ class Scheduler:
                 if block_ids:
                     plan.new_blocks.append((request.request_id, block_ids))
                 return num_new
+            if not plan.requests and request is not self.running[0]:
+                return 0
             victim = self.policy.victim(self.running)
-            self._preempt(victim)
-            plan.preempted.append(victim)
+            self._preempt(plan, victim)
             if victim is request:
                 return 0
 
-    def _preempt(self, victim: Request) -> None:
+    def _preempt(self, plan: Schedule, victim: Request) -> None:
+        """Swaps out where the host pool has room; else the victim's tokens are computed again."""
         assert len(self.running) > 1, "a sequence that fits the pool alone ran out of blocks"
         self.running.remove(victim)
-        self.kv.free(victim)
+        copies = self.kv.swap_out(victim)
+        if copies is None:
+            self.kv.free(victim)
+        else:
+            plan.swap_outs += copies
+            plan.swapped_out.append(victim)
         victim.preempt()
+        plan.preempted.append(victim)
         insort(self.waiting, victim, key=self.policy.key)
         self.num_preemptions += 1
 
@@ -178,6 +190,7 @@ class Scheduler:
             insort(self.running, request, key=self.policy.key)
             if prefix.copy_from is not None:
                 plan.block_copies.append((prefix.copy_from, block_ids[0]))
+            plan.swap_ins += zip(prefix.host_ids, block_ids, strict=False)  # the others are for new tokens
             plan.new_blocks.append((request.request_id, block_ids))
             plan.started.append(request)
             plan.add(request, num_new)
@@ -227,4 +240,4 @@ class Scheduler:
                 assert request.num_scheduled_tokens <= request.num_tokens + request.num_pending, "scheduled too much"
         assert len(self.running) <= self.max_num_seqs
         assert all(request.blocks is None for request in self.waiting), "a waiting request holds blocks"
-        self.kv.check_integrity(self.running)
+        self.kv.check_integrity(self.running, self.waiting)
