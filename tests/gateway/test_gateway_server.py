@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +20,10 @@ import pytest
 from chain_model import PEPPER, cycle_text
 from gateway_fixtures import KEY, Gateway
 from triton_fixtures import metric, wait_for
+from trtdecode.gateway import streaming
 from trtdecode.gateway.local_inspect import LocalInspector
+from trtdecode.server.ports import free_ports
+from trtdecode.server.processes import listener_of
 
 pytestmark = pytest.mark.triton_server
 
@@ -403,3 +411,77 @@ def test_a_replica_elsewhere_has_counts_and_no_map(gateway: Gateway) -> None:
     assert asyncio.run(LocalInspector(("triton.example:8001",))(0, "chain")) is None
     assert asyncio.run(LocalInspector(("127.0.0.1:9",))(0, "chain")) is None
     assert asyncio.run(LocalInspector((gateway.server.grpc_address,))(0, "chain"))["blocks_per_cell"] == 1
+
+
+def test_answers_of_a_split_are_logged_side_by_side(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
+    rules, log = tmp_path / "routes.toml", tmp_path / "answers.jsonl"
+    rules.write_text('[[split]]\nmodel = "ab"\ntargets = { chain = 0.5, chain_small = 0.25, absent = 0.25 }\n')
+    split = start_gateway(routes=rules, split_log=log)
+    answers = {user: completion(split, model="ab", prompt="!", user=user) for user in "abcdefghijkl"}
+    answered = [answer for answer in answers.values() if answer.status_code == 200]
+    assert len(answered) < len(answers)  # some users' target is not served
+    user = next(user for user, answer in answers.items() if answer.status_code == 200)
+    body = {"model": "ab", "prompt": "!", "stream": True, "user": user, **GREEDY}
+    assert "[DONE]" in split.client.post("/v1/completions", json=body).text
+    assert {answer.headers["x-trtdecode-model"] for answer in answered} == {"chain", "chain_small"}
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == len(answered) + 1, 20, "the log")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["answered_by"] for line in lines} == {"chain", "chain_small"}
+    for line in lines:
+        assert (line["asked"], set(line["answers"])) == ("ab", {"chain", "chain_small", "absent"})
+        assert line["answers"]["chain"]["texts"] == line["answers"]["chain_small"]["texts"] == ["ABCDE"]
+        assert line["answers"]["chain"]["num_tokens"] == 6  # with the end token
+        assert "absent" in line["answers"]["absent"]["error"]
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers fill, and after the timeout the request ends in Triton; nothing is held for a reader that is gone."""
+    monkeypatch.setattr(streaming, "SLOW_READER_TIMEOUT", 0.5)
+    control = gateway.server.control("chain")
+    body = json.dumps(
+        {
+            "model": "chain",
+            "prompt": "x",
+            "max_tokens": 4000,
+            "n": 8,
+            "logprobs": 20,
+            "stream": True,
+            "ignore_eos": True,
+        }
+    ).encode()
+    before = metric(gateway.server, "trtdecode_requests_finished_total", "chain", reason="cancelled")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", int(gateway.url.rpartition(":")[2])))
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        wait_for(lambda: control.ask("status")["live"] == 1, 20, "the request runs")
+        wait_for(lambda: control.ask("status")["live"] == 0, 60, "the request is ended")
+
+    def cancelled() -> float:
+        return metric(gateway.server, "trtdecode_requests_finished_total", "chain", reason="cancelled") - before
+
+    wait_for(lambda: cancelled() > 0, 5, "it was cancelled, not finished")
+
+
+def test_tls(gateway: Gateway, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    key, certificate, port = tmp_path / "key.pem", tmp_path / "certificate.pem", free_ports().http
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
+    make += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(make, check=True, capture_output=True)
+    command = [sys.executable, "-c", "from trtdecode.cli import main; main()", "gateway", "--port", str(port)]
+    command += ["--triton", gateway.server.grpc_address, "--tls-certificate", str(certificate), "--tls-key", str(key)]
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_for(lambda: listener_of(port) is not None, 30, "the gateway listens")
+            answer = httpx.get(f"https://127.0.0.1:{port}/health", verify=trusted, timeout=30)
+            assert answer.json()["status"] == "ready"
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"http://127.0.0.1:{port}/health", timeout=30)
+        finally:
+            process.terminate()

@@ -30,6 +30,9 @@ def gateway(
     max_body_bytes: Annotated[int, typer.Option(min=1)] = 4 << 20,
     cors_origin: Annotated[list[str] | None, typer.Option(help="Allow this origin; repeatable.")] = None,
     routes: Annotated[Path | None, typer.Option(help="Routing rules and A/B splits, TOML.")] = None,
+    split_log: Annotated[
+        Path | None, typer.Option(help="Ask a split's other targets too, and log the answers side by side.")
+    ] = None,
     prefix_affinity: Annotated[bool, typer.Option(help="Send a conversation to the replica that holds it.")] = False,
     response_cache: Annotated[int, typer.Option(min=0, help="Entries of the exact response cache; 0: off.")] = 0,
     semantic_cache_model: Annotated[str, typer.Option(help="Served embedding model for the semantic cache.")] = "",
@@ -61,6 +64,7 @@ def gateway(
         response_cache_entries=response_cache,
         semantic_cache_model=semantic_cache_model,
         routes=routes,
+        split_log=split_log,
         prefix_affinity=prefix_affinity,
     )
     run_gateway(settings, host, port, tls_certificate=tls_certificate, tls_key=tls_key, drain_timeout=drain_timeout)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 
-from trtdecode.gateway.answers import Answer, collect
+from trtdecode.gateway.answers import Answer, Sample, collect
 from trtdecode.gateway.cache import ResponseCache, SemanticCache, cacheable, request_key
 from trtdecode.gateway.errors import GatewayError
 from trtdecode.gateway.prompts import Prompts
@@ -18,6 +19,7 @@ from trtdecode.gateway.replicas import Replicas
 from trtdecode.gateway.routing import Router
 from trtdecode.gateway.schemas import Sampling
 from trtdecode.gateway.settings import GatewaySettings
+from trtdecode.gateway.split_log import SplitLog
 from trtdecode.gateway.triton import EncoderRow, Generation, Piece, TritonConnection
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -29,6 +31,7 @@ class Job:
 
     generation: Generation
     headers: dict[str, str]
+    split: str = ""  # the split's model name when one has chosen the target and is logged
 
 
 class Service:
@@ -48,7 +51,11 @@ class Service:
             settings.semantic_cache_threshold, max(entries, 1024), settings.response_cache_ttl
         )
 
+        self._split_log = SplitLog(settings.split_log, self._mirror) if settings.split_log else None
+
     async def close(self) -> None:
+        if self._split_log:
+            await self._split_log.close()
         for connection in self.replicas.connections:
             await connection.close()
 
@@ -70,6 +77,8 @@ class Service:
         record = request.state.record
         model, why = self._router.route(body.model, num_chars, record.fields.get("caller", ""), body.user or "")
         record.fields["model"] = model
+        if why == "split":
+            record.fields["split"] = body.model
         return model, {"x-trtdecode-model": model, **({"x-trtdecode-route": why} if why else {})}
 
     def job(
@@ -94,19 +103,29 @@ class Service:
             record.fields["prompt"] = prompt
         trace = {name: value for name in _TRACE_HEADERS if (value := request.headers.get(name))}
         generation = Generation(model, prompt, sampling, num_samples, logprobs, record.request_id, meaning, trace)
-        return Job(generation, headers)
+        return Job(generation, headers, record.fields.get("split", "") if self._split_log else "")
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece]:
         """Pieces of the answer from the replica that was chosen; closing it cancels the request there."""
+        start = time.monotonic()
+        whole = Answer([Sample() for _ in range(job.generation.num_samples)]) if job.split else None
         index, why = await self.replicas.choose_ready(job.generation.prompt)
         job.headers["x-trtdecode-replica"] = f"{index} {why}"
         self.replicas.started(index)
         try:
             async with contextlib.aclosing(self.replicas.connections[index].generate(job.generation)) as pieces:
                 async for piece in pieces:
+                    if whole is not None:
+                        whole.add(piece)
                     yield piece
         finally:
             self.replicas.ended(index)
+        if whole is not None and self._split_log is not None:
+            others = [name for name in self._router.splits[job.split].targets if name != job.generation.model]
+            self._split_log.compare(job.generation, job.split, others, whole, time.monotonic() - start)
+
+    async def _mirror(self, generation: Generation) -> Answer:
+        return await collect(self.stream(Job(generation, {})), generation.num_samples)
 
     async def answer(self, job: Job) -> Answer:
         """The whole answer, from a cache where one is on and holds it."""

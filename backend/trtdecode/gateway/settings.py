@@ -30,6 +30,7 @@ class GatewaySettings:
     semantic_cache_model: str = ""  # name of a served embedding model; "": off
     semantic_cache_threshold: float = 0.95
     routes: Path | None = None  # routing rules, a TOML file
+    split_log: Path | None = None  # answers of an A/B split's targets side by side, JSONL
     prefix_affinity: bool = False  # conversations go back to the replica that holds their blocks
 
     def __post_init__(self) -> None:

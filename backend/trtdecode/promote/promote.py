@@ -38,9 +38,7 @@ class Request:
     number: int | None = None  # default: one above the highest
     timeout_s: float = 300.0
     skip: frozenset[str] = frozenset()  # gates not asked; the record names them
-    canary: int = (
-        0  # requests mirrored to the new version as NAME--candidate, in the running server, before the cut-over
-    )
+    canary: int = 0  # requests mirrored in the running server to the new version as NAME--candidate
     server_options: dict[str, Any] = field(default_factory=dict)
 
 
