@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,12 @@ async def _measure(grpc: str, gateway: subprocess.Popen[bytes], port: int, asked
                     if name == "gateway":
                         cpu += cpu_seconds(gateway.pid) - before
                         chunks += figures["chunks"]
+    misses, hits = [], []
+    for number in range(asked.singles):
+        for times in (misses, hits):  # the same greedy request twice
+            start = time.monotonic()
+            _whole(port, f"{number} once upon a time")
+            times.append(time.monotonic() - start)
     medians = {name: statistics.median(values) for name, values in ttft.items()}
     return {
         "cpu_us_per_chunk": 1e6 * cpu / chunks,
@@ -99,7 +106,19 @@ async def _measure(grpc: str, gateway: subprocess.Popen[bytes], port: int, asked
         "tokens_per_s_gateway": statistics.median(rates["gateway"]),
         "throughput_ratio": statistics.median(rates["gateway"]) / statistics.median(rates["direct"]),
         "concurrency": asked.concurrency,
+        "response_cache_miss_ms": 1000 * statistics.median(misses),
+        "response_cache_hit_ms": 1000 * statistics.median(hits),
     }
+
+
+def _whole(port: int, prompt: str) -> None:
+    """One answer that is not streamed: those are cached."""
+    fields = {"model": MODEL, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", json.dumps(fields).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        response.read()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with TritonServer(repository) as server:
             port = free_ports().http
             command = [sys.executable, "-c", "from trtdecode.cli import main; main()", "gateway", str(repository)]
-            command += ["--triton", server.grpc_address, "--port", str(port)]
+            command += ["--triton", server.grpc_address, "--port", str(port), "--response-cache", "1000"]
             log = (Path(folder) / "gateway.log").open("wb")
             with log, subprocess.Popen(command, stdout=log, stderr=log) as gateway:
                 try:

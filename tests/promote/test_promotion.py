@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from chain_model import write_chain_checkpoint
-from triton_fixtures import POOL, RunningServer
+from triton_fixtures import POOL, RunningServer, wait_for
 from trtbuild.pipeline import import_checkpoint
 from trtdecode.cli import main
 from trtdecode.errors import ServerError
@@ -317,6 +317,28 @@ def test_load_refuses_a_slow_candidate(candidate: Context, smollm2_version: Path
     verdict = load.GATE.run(candidate)
     assert not verdict.passed
     assert "of those in service, limit 0.8" in verdict.evidence
+
+
+def test_a_server_that_dies_in_mid_load_loses_no_version(
+    served: RunningServer,
+    ask: Callable[..., Outcome],
+    make_server: Callable[..., RunningServer],
+    chain_version: Path,
+    tmp_path: Path,
+) -> None:
+    def watch() -> None:  # until Triton has begun to load it, which takes a second or so
+        wait_for(lambda: any(stub.pid != first for stub in served.stubs()), 30, "the new version's stub")
+        served.kill()
+
+    first = served.stub_pid("chain")
+    killer = threading.Thread(target=watch)
+    killer.start()
+    with pytest.raises(PromotionError, match=r"could not load version 2: .*; and version 1 could not be loaded again"):
+        ask(source_version(chain_version, tmp_path, "unlucky"), skip=NO_GATES)
+    killer.join()
+    assert versions(served.repository / "chain") == [1]
+    with make_server(served.repository) as again:
+        assert again.greedy("chain", "!") == "ABCDE"
 
 
 def test_a_server_that_is_away_changes_nothing(

@@ -32,11 +32,11 @@ class LocalInspector:
 
     def _ask(self, replica: int, model: str) -> dict[str, Any] | None:
         key = (replica, model)
-        if not self._sockets.get(key):
-            self._sockets[key] = self._find(replica, model)
         try:
+            if not self._sockets.get(key):
+                self._sockets[key] = self._find(replica, model)
             return _joined([entry.ask("inspect", _WAIT_S) for entry in self._sockets[key]])
-        except ServerError:  # the stub was replaced, or is in a long step
+        except (ServerError, OSError):  # the stub was replaced or is in a long step, or there is no folder of sockets
             self._sockets.pop(key, None)
             return None
 
