@@ -646,6 +646,74 @@ def test_a_step_that_hangs_does_not_hold_its_requests() -> None:
     assert_nothing_left(loop)
 
 
+class StuckSampler(FakeSampler):
+    """Like Stuck, outside the executor."""
+
+    def __init__(self, released: threading.Event) -> None:
+        super().__init__(VOCAB_SIZE)
+        self.released, self.num_calls = released, 0
+
+    def sample(self, result: BatchResult, requests: Sequence[Request]) -> SampleResult:
+        self.num_calls += 1
+        if self.num_calls == 2:
+            assert self.released.wait(60)
+        return super().sample(result, requests)
+
+
+@pytest.mark.parametrize("place", ["executor", "executor, overlapped", "sampler", "sampler, overlapped"])
+def test_a_drain_is_bounded_although_a_step_never_ends(
+    place: str, monkeypatch: pytest.MonkeyPatch, silent: None
+) -> None:
+    """Running, waiting and not even taken in: each gets one final event. When the step comes back, all goes on."""
+    monkeypatch.setattr("trtdecode.loop._CANCEL_S", 0.3)
+    executor = Stuck(65, 4)
+    sampler = FakeSampler(VOCAB_SIZE)
+    if place.startswith("sampler"):
+        sampler, executor = StuckSampler(executor.released), FakeExecutor(65, 4)
+        released = sampler.released
+    else:
+        released = executor.released
+    config = ServingConfig(overlap="overlapped" in place, max_num_seqs=1)
+    loop = make_configured_loop(executor, sampler, config, make_spec())
+    loop.start()
+    events: list[Events] = [[] for _ in range(3)]
+    requests = [make_request([index], 50, on_event=events[index].append) for index in range(3)]
+    loop.submit(*requests[:2])
+    deadline = time.monotonic() + 30
+    while not events[0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)  # the second step has begun
+    loop.submit(requests[2])
+    assert loop.drain(timeout=0.1) is False
+    assert [collect(got)[1].finish_reason for got in events] == [FinishReason.CANCELLED] * 3
+    assert loop.admission.num_inside == 0
+    released.set()
+    loop.resume()
+    survivor = make_request([7], 5)
+    loop.submit(survivor)
+    assert loop.drain(timeout=30) is True
+    assert survivor.output_ids == alone(survivor)
+    assert [len([event for event in got if event.is_final]) for got in events] == [1, 1, 1]
+    loop.stop()
+    assert_nothing_left(loop)
+
+
+def test_stopping_does_not_wait_for_a_step_that_never_ends(monkeypatch: pytest.MonkeyPatch, silent: None) -> None:
+    monkeypatch.setattr("trtdecode.loop._CANCEL_S", 0.3)
+    executor = Stuck(65, 4)
+    config = ServingConfig(overlap=False)
+    loop = make_configured_loop(executor, FakeSampler(VOCAB_SIZE), config, make_spec())
+    loop.start()
+    events: Events = []
+    loop.submit(make_request([1], 50, on_event=events.append))
+    deadline = time.monotonic() + 30
+    while not events and time.monotonic() < deadline:
+        time.sleep(0.01)
+    loop.stop()
+    assert collect(events)[1].finish_reason is FinishReason.CANCELLED
+    executor.released.set()
+
+
 def test_cancellation_is_noticed_while_the_queue_waits(loop_class: Callable[..., Loop]) -> None:
     """A request whose state the loop cannot advance is still polled."""
     loop = make_loop(loop_class=loop_class)

@@ -1,12 +1,14 @@
 """Turns chosen tokens into events: detokenise, look for stop strings, call `on_event`.
 
 Apart from the loop so that it can run one step late, while the executor works. Whatever goes wrong with one request's
-text or callback ends that request and no other. Every accepted request leaves here with exactly one final event.
+text or callback ends that request and no other. Every accepted request leaves here with exactly one final event, also
+when the loop's thread is stuck: then the thread that drains sends it, and what comes later is dropped.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from trtdecode.errors import ExecutorFailed, RequestCancelled, RequestError
@@ -15,6 +17,7 @@ from trtdecode.request import FinishReason, Request, RequestState, TokenEvent, T
 
 log = logging.getLogger(__name__)
 
+_ABANDON_S = 1.0
 
 #: request, token (None: an end without one), its logprob, why the request ends, and with which error
 _Entry = tuple[Request, int | None, TokenLogprob | None, FinishReason | None, RequestError | None]
@@ -32,6 +35,7 @@ class Emitter:
         self._finish = finish
         self._closed = closed
         self._queue: list[_Entry] = []
+        self._lock = threading.Lock()  # one event at a time: two threads may want to send the final one
 
     def token(self, request: Request, token_id: int, logprob: TokenLogprob | None, reason: FinishReason | None) -> None:
         """One more token; with a reason (the request is already finished) it is the last one."""
@@ -45,8 +49,20 @@ class Emitter:
         """Sends everything queued, in order. Returns whether there was anything."""
         queue, self._queue = self._queue, []
         for entry in queue:
-            self._send(*entry)
+            with self._lock:
+                if entry[0].finish_reason is None:
+                    self._send(*entry)
         return bool(queue)
+
+    def abandon(self, request: Request, error: RequestError) -> None:
+        """Sends the final event of a request whose loop does not come back. Any thread."""
+        has_lock = self._lock.acquire(timeout=_ABANDON_S)  # the loop may be stuck in a receiver, with the lock
+        try:
+            if request.finish_reason is None:
+                self._deliver_last(TokenEvent(request, [], "", finish_reason=FinishReason.CANCELLED, error=error))
+        finally:
+            if has_lock:
+                self._lock.release()
 
     def _send(
         self,
@@ -92,6 +108,10 @@ class Emitter:
     def _close(self, request: Request, event: TokenEvent) -> None:
         if request.state is not RequestState.FINISHED:
             self._finish(request)
+        self._deliver_last(event)
+
+    def _deliver_last(self, event: TokenEvent) -> None:
+        request = event.request
         assert event.finish_reason is not None
         request.close(event.finish_reason)
         try:

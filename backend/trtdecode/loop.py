@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.01  # how often cancellation and deadlines are looked at while nothing can run
 _CANCEL_S = 30.0  # how long draining and stopping wait for a step that is running
+_ABANDONED_JOIN_S = 1.0  # how long stopping waits for a thread that a drain has given up
 
 
 class Loop:
@@ -74,6 +75,7 @@ class Loop:
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         self._wake = threading.Event()
+        self._abandoned: list[Request] = []  # ended by a drain because a step did not
         self._inspections: deque[Future[dict[str, Any]]] = deque()
         self._watchdog = Watchdog(config.watchdog_ms, self._on_slow_step)
 
@@ -134,6 +136,9 @@ class Loop:
     def drain(self, *, cancel: bool = False, timeout: float | None = None) -> bool:
         """Refuses new requests, then waits until all others have got their final event.
 
+        That takes at most `timeout` + 30 s even if a step never ends (an executor stuck in native code): then this
+        thread sends the final events, and the loop starts afresh should the step come back.
+
         Args:
             cancel: end them now instead of letting them finish.
             timeout: seconds to let them finish; those left then are cancelled, which takes a step.
@@ -147,8 +152,21 @@ class Loop:
         self._cancel_all = True
         self._wake.set()
         if not self._wait_empty(_CANCEL_S):
-            log.error("%d requests are still waiting for a step that does not end", self.admission.num_inside)
+            self._abandon()
         return False
+
+    def _abandon(self) -> None:
+        """Ends everything without the loop's thread, whose state (scheduler, cache) is left to that thread."""
+        abandoned = [*list(self._live.values()), *self.admission.drop_arrivals()]
+        log.error(
+            "a step has not ended for %g s; %d requests end without it; flight recorder: %s",
+            _CANCEL_S,
+            len(abandoned),
+            self.recorder.save(),
+        )
+        for request in abandoned:
+            self._emitter.abandon(request, RequestCancelled("cancelled because the model is draining"))
+        self._abandoned = abandoned
 
     def resume(self) -> None:
         """Takes new requests again after a drain that has ended."""
@@ -172,7 +190,7 @@ class Loop:
         self._is_stopping = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(_CANCEL_S)
+            self._thread.join(_ABANDONED_JOIN_S if self._abandoned else _CANCEL_S)
             self._thread = None
         self._watchdog.stop()
 
@@ -306,7 +324,7 @@ class Loop:
         self.admission.finished(request)
 
     def _closed(self, request: Request) -> None:
-        del self._live[request.request_id]
+        self._live.pop(request.request_id, None)  # not there if it had not been taken in yet
         self.metrics.request_closed(request, self.clock())
         self.admission.left()
 
@@ -314,6 +332,9 @@ class Loop:
         was_busy = False
         while not self._is_stopping:
             self._wake.clear()
+            if self._abandoned:
+                self._forget(self._abandoned)
+                self._abandoned = []
             self._watchdog.step_begins()
             try:
                 is_busy = self.step()
@@ -335,16 +356,22 @@ class Loop:
         in ends with an error, and the loop goes on with an empty cache."""
         self.metrics.counters["trtdecode_recoveries_total"] += 1
         log.error("a step failed and the loop starts afresh; flight recorder: %s", self.recorder.save(), exc_info=error)
-        self._reset()
-        for request in list(self._live.values()):
-            if request.state is not RequestState.FINISHED:
-                self.admission.finished(request)
-                request.finish()
-            request.blocks = request.swapped = None
+        taken = list(self._live.values())
+        self._forget(taken)
+        for request in taken:
             if request.finish_reason is None:
                 text = f"internal error in the loop: {error!r}"
                 self._emitter.end(request, FinishReason.ERROR, ExecutorFailed(text))
         self._emitter.flush()
+
+    def _forget(self, requests: Sequence[Request]) -> None:
+        """Drops whatever state steps left; no step will look at these requests again."""
+        self._reset()
+        for request in requests:
+            if request.state is not RequestState.FINISHED:
+                self.admission.finished(request)
+                request.finish()
+            request.blocks = request.swapped = None
 
     def _on_slow_step(self, seconds: float) -> None:
         """Called by the watchdog's thread, once a slow step."""

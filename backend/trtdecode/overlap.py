@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from trtdecode.executor.base import Batch, BatchResult, Executor
 from trtdecode.loop import Loop
 from trtdecode.manifest import ModelSpec
 from trtdecode.protocols import Sampler
-from trtdecode.request import RequestState
+from trtdecode.request import Request, RequestState
 from trtdecode.scheduler.batch import BatchFromSchedule, fill_pending
 from trtdecode.scheduler.scheduler import Schedule
 
@@ -147,9 +147,9 @@ class OverlappedLoop(Loop):
         self._worker.begin(lambda: self._execute(batch))
         self._flight = _Flight(plan, batch)
 
-    def _recover(self, error: Exception) -> None:
+    def _forget(self, requests: Sequence[Request]) -> None:
         self._land()
-        super()._recover(error)
+        super()._forget(requests)
 
     def stop(self) -> None:
         super().stop()

@@ -27,8 +27,16 @@ from traffic_mix import Job, jobs
 from trtdecode.config import ServingConfig
 from watched_server import ServerCrashed, WatchedServer, import_chain
 
-#: A pool that preempts now and then, and a queue long enough for all clients.
-PARAMETERS = {"kv_cache_bytes": "4MiB", "max_num_seqs": "32", "max_num_batched_tokens": "256", "num_threads": "1"}
+#: A pool that preempts now and then, by swap until the host pool is full, and a queue long enough for all clients.
+PARAMETERS = {
+    "kv_cache_bytes": "4MiB",
+    "swap_space_bytes": "1MiB",
+    "max_num_seqs": "32",
+    "max_num_batched_tokens": "256",
+    "num_threads": "1",
+}
+#: What should have happened, so that nothing leaking means something.
+WORK = ("trtdecode_preemptions_total", "trtdecode_swapped_out_blocks_total", "trtdecode_prefix_cache_hit_tokens_total")
 
 
 def in_parts(
@@ -65,6 +73,7 @@ def soak_replica(arguments: argparse.Namespace) -> dict[str, Any]:
         with ReplicaSoak(version_dir, ServingConfig.from_parameters(PARAMETERS)) as soak:
             taken = in_parts(soak.run, lambda _: soak.levels(), arguments.requests, arguments.seed)
             faults = soak.faults()
+            print("  " + ", ".join(f"{name} {soak.counter(name)}" for name in WORK))
         return report("in process", taken, faults, soak.ends, time.monotonic() - begin, arguments.max_growth * MIB)
 
 
@@ -74,6 +83,7 @@ def soak_server(arguments: argparse.Namespace) -> dict[str, Any]:
         begin = time.monotonic()
         soak = ServerSoak(watched)
         taken = in_parts(soak.run, soak.levels, arguments.requests, arguments.seed)
+        print("  " + ", ".join(f"{name} {watched.metric(name):g}" for name in WORK))
         names = ("trtdecode_step_failures_total", "trtdecode_recoveries_total")
         faults = [f"{name} is {watched.metric(name):g}" for name in names if watched.metric(name)] + soak.failures
         result = report("server", taken, faults, soak.ends, time.monotonic() - begin, arguments.max_growth * MIB)

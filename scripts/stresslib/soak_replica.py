@@ -103,8 +103,11 @@ class ReplicaSoak:
         wait_until(lambda: not metrics.gauges.get("trtdecode_kv_blocks_used"), 3)
         metrics.publish(_NullSink())
         live = metrics.gauges["trtdecode_requests_running"] + metrics.gauges["trtdecode_requests_waiting"]
-        used = int(metrics.gauges["trtdecode_kv_blocks_used"])
+        used = int(metrics.gauges["trtdecode_kv_blocks_used"] + metrics.gauges["trtdecode_host_blocks_used"])
         return Levels(self._num_sent, {"process": own_rss()}, 0, 0, used, int(live))
+
+    def counter(self, name: str) -> int:
+        return self._replica.metrics.counters[name]
 
     def faults(self) -> list[str]:
         """What must never have happened."""

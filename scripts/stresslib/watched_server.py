@@ -115,7 +115,7 @@ class WatchedServer:
             {"tritonserver": rss_of(self.server.pid), "stub": rss_of(self.stub_pid)},
             sum(region.stat().st_size for region in regions),
             len(regions),
-            int(self.metric("trtdecode_kv_blocks_used")),
+            int(self.metric("trtdecode_kv_blocks_used") + self.metric("trtdecode_host_blocks_used")),
             self.live(),
         )
 

@@ -83,6 +83,13 @@ class Admission:
         """Requests accepted whose final event has not been sent."""
         return self._num_inside
 
+    def drop_arrivals(self) -> list[Request]:
+        """Takes out who arrived and was not taken in yet; the caller sends their final events."""
+        with self._lock:
+            arrivals = list(self._inbox)
+            self._inbox.clear()
+        return arrivals
+
     def wait_empty(self, timeout: float | None) -> bool:
         """Blocks until every accepted request has ended; False on timeout (seconds)."""
         with self._lock:
@@ -126,9 +133,7 @@ class Admission:
         """New arrivals since the last call; their deadlines and clients are watched from here on."""
         if not self._inbox:
             return []
-        with self._lock:
-            arrivals = list(self._inbox)
-            self._inbox.clear()
+        arrivals = self.drop_arrivals()
         for request in arrivals:
             if request.is_cancelled is not bool:
                 self._polled[request.request_id] = request
