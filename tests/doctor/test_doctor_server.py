@@ -76,6 +76,9 @@ def test_sequences_that_outgrow_the_pool(served: RunningServer, capsys: pytest.C
     total = metric(served, "trtdecode_kv_blocks_total", "small")
     with streams(served, "small", 4, int(total * 32 * 0.6)):
         wait_for(lambda: metric(served, "trtdecode_preemptions_total", "small") > 0, 30, "a preemption")
-        answer = ask_doctor(served, "small", capsys)
+        for _ in range(10):  # on a slow machine two seconds may pass without a preemption
+            answer = ask_doctor(served, "small", capsys)
+            if answer["bottleneck"] == "kv":
+                break
     assert answer["bottleneck"] == "kv"
     assert "raise kv_cache_bytes" in answer["next_step"]

@@ -424,7 +424,7 @@ def test_answers_of_a_split_are_logged_side_by_side(start_gateway: Callable[...,
     body = {"model": "ab", "prompt": "!", "stream": True, "user": user, **GREEDY}
     assert "[DONE]" in split.client.post("/v1/completions", json=body).text
     assert {answer.headers["x-trtdecode-model"] for answer in answered} == {"chain", "chain_small"}
-    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == len(answered) + 1, 20, "the log")
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == len(answered) + 1, 60, "the log")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert {line["answered_by"] for line in lines} == {"chain", "chain_small"}
     for line in lines:

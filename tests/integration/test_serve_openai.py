@@ -22,6 +22,7 @@ from trtdecode.server.processes import is_running, listener_of
 pytestmark = pytest.mark.triton_server
 
 COMMAND = [sys.executable, "-u", "-c", "import sys; from trtdecode.cli import main; sys.exit(main())", "serve"]
+LOG_AND_DRAIN = ["--drain-timeout", "120", "--log-file"]
 BODY = {"model": "chain", "prompt": "x", "temperature": 0}
 
 
@@ -36,7 +37,7 @@ class Served:
         options = [text for name, port in zip(names, self.ports, strict=True) for text in (name, str(port))]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*COMMAND, str(repository), "--openai", *options, "--log-file", str(folder / "triton.log")],
+                [*COMMAND, str(repository), "--openai", *options, *LOG_AND_DRAIN, str(folder / "triton.log")],
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -100,13 +101,13 @@ def test_both_serve_and_one_signal_ends_both_without_losing_an_answer(served: Se
     page.start()
     assert watching.wait(30)
     with httpx.stream(
-        "POST", f"{served.url}/v1/completions", json={**BODY, "max_tokens": 1500, "stream": True}, timeout=60
+        "POST", f"{served.url}/v1/completions", json={**BODY, "max_tokens": 1500, "stream": True}, timeout=120
     ) as response:
         lines = response.iter_lines()
         head = next(lines)
         served.process.send_signal(signal.SIGTERM)
         assert text_of(iter([head, *lines])) == cycle_text(1500)
-    assert served.process.wait(60) == 0
+    assert served.process.wait(120) == 0
     page.join(10)
     assert not page.is_alive()
     assert not is_running(second)

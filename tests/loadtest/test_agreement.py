@@ -5,7 +5,7 @@ from trtdecode.loadtest.agreement import REQUESTS, TOKENS, PerfLimits, own_disag
 from trtdecode.loadtest.server_metrics import Growth, Sample
 
 OWN = {"ok": 20, "output_tokens": 1000, "tokens_counted": True, "cancelled": 0, "errors": {}}
-PERF = {"requests": 100, "printed_requests": 100, "server_in_windows": 102, "responses": 4900}
+PERF = {"requests": 100, "printed_requests": 100, "server_in_windows": 102, "responses": 4900, "requests_per_s": 10.0}
 
 
 def growth(requests: float | None, tokens: float | None = None) -> Growth:

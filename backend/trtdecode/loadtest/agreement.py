@@ -33,8 +33,8 @@ def own_disagreements(figures: dict[str, Any], growth: Growth) -> list[str]:
     ]
 
 
-#: Share of requests that may end between perf_analyzer's window and its reading of the server's statistics.
-EDGE_SHARE = 0.05
+#: Seconds that may pass between the edge of perf_analyzer's windows and its reading of the server's statistics.
+EDGE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def perf_disagreements(figures: dict[str, Any], growth: Growth, limits: PerfLimi
     if printed is not None and printed != profile:
         found.append(f"its summary says {printed} requests, its profile holds {profile}")
     if in_windows is not None and limits.concurrency is not None:
-        margin = 2 * limits.concurrency + int(EDGE_SHARE * profile)
+        margin = 2 * limits.concurrency + int(EDGE_S * figures["requests_per_s"])
         if abs(in_windows - profile) > margin:
             counted = f"server counted {in_windows} requests in its windows"
             found.append(f"{counted}, expected {profile} +- {margin}; is the model used elsewhere?")
