@@ -17,6 +17,8 @@ GROUP_SIZES = (128, 64, 32)  # preferred first; a group must divide the number o
 
 Float32 = npt.NDArray[np.float32]
 
+SEARCH_ROWS, SEARCH_OUTPUTS = 128, 768  # of inputs and weights, in AWQ's search
+
 
 class Int4Groups(NamedTuple):
     """Quantised rows."""
@@ -71,6 +73,8 @@ def awq_scales(weights: Float32, inputs: Float32, group_size: int, num_steps: in
         return np.ones(weights.shape[1], np.float32)
     floor = magnitudes[magnitudes > 0].min()
     magnitudes = np.maximum(magnitudes, floor)
+    # An average over that many tokens and output channels ranks ten candidates as surely as one over all.
+    inputs, weights = _spread(inputs, SEARCH_ROWS), _spread(weights, SEARCH_OUTPUTS)
     exact = inputs @ weights.T
     best, best_error = np.ones(weights.shape[1], np.float32), np.inf
     for step in range(num_steps):
@@ -81,3 +85,8 @@ def awq_scales(weights: Float32, inputs: Float32, group_size: int, num_steps: in
         if error < best_error:
             best, best_error = scales, error
     return best
+
+
+def _spread(rows: Float32, most: int) -> Float32:
+    """At most `most` rows, evenly spread."""
+    return rows[:: -(-len(rows) // most)] if len(rows) > most else rows
