@@ -37,7 +37,7 @@ class Companion:
 
     def start(self) -> None:
         """Starts it, once: further calls do nothing, so that a restart of the server may call this too."""
-        if self._thread is None:
+        if self._thread is None and not self._ending.is_set():
             self._launch()
             self._thread = threading.Thread(target=self._keep, name=f"trtdecode-{self._name}", daemon=True)
             self._thread.start()
