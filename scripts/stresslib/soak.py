@@ -29,8 +29,8 @@ from watched_server import ServerCrashed, WatchedServer, import_chain
 
 #: A pool that preempts now and then, by swap until the host pool is full, and a queue long enough for all clients.
 PARAMETERS = {
-    "kv_cache_bytes": "4MiB",
-    "swap_space_bytes": "1MiB",
+    "kv_cache_bytes": "640KiB",
+    "swap_space_bytes": "256KiB",
     "max_num_seqs": "32",
     "max_num_batched_tokens": "256",
     "num_threads": "1",

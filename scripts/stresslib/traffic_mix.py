@@ -36,7 +36,9 @@ def jobs(seed: int, count: int) -> Iterator[Job]:
     for _ in range(count):
         prompt = rng.choice(beginnings) if rng.random() < 0.33 else ""
         prompt += "".join(rng.choices("abcxyz!~. \u00e9\U0001f336", k=rng.randint(1, 60)))
-        sampling: dict[str, Any] = {"max_tokens": rng.choice((1, rng.randint(1, 16), rng.randint(1, 80)))}
+        # One in ten is long, so that sequences outgrow the pool together.
+        lengths = [1, *(rng.randint(1, 16) for _ in range(4)), *(rng.randint(1, 80) for _ in range(4)), 400]
+        sampling: dict[str, Any] = {"max_tokens": rng.choice(lengths)}
         sampling["temperature"] = rng.choice((0.0, 0.0, 0.8, 1.5))
         options: list[dict[str, Any]] = [
             {"n": rng.randint(2, 3)},
