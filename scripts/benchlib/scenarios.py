@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from own_settings import fast_settings, machine, settings
-from systems import Process, System, Triton, TritonBench, Unavailable, own_python, peer_command
+from systems import Process, System, Triton, TritonBench, Unavailable, end_on_sigterm, own_python, peer_command
 from trtdecode.client import StreamStats
 
 PREFIX_LEN = 1024
@@ -174,6 +174,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of our config.pbtxt")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args(arguments)
+    end_on_sigterm()
     bench = Bench(asked)
     result: dict[str, Any] = {
         "machine": machine(asked.threads),

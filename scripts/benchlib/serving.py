@@ -18,7 +18,17 @@ from typing import Any
 
 import numpy as np
 from own_settings import exact_settings, fast_settings, machine, settings
-from systems import PlainTriton, Process, System, Triton, TritonBench, Unavailable, own_python, peer_command
+from systems import (
+    PlainTriton,
+    Process,
+    System,
+    Triton,
+    TritonBench,
+    Unavailable,
+    end_on_sigterm,
+    own_python,
+    peer_command,
+)
 from trtdecode.errors import TrtdecodeError
 
 OURS = "trtdecode-triton"
@@ -26,6 +36,7 @@ SEED = 1234
 
 
 def main(arguments: list[str]) -> int:
+    end_on_sigterm()
     asked = _parse(arguments)
     systems, missing = _start(asked)
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from own_settings import machine, settings
-from systems import Triton, TritonBench
+from systems import Triton, TritonBench, end_on_sigterm
 
 
 def main(arguments: list[str]) -> int:
@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of our config.pbtxt")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args(arguments)
+    end_on_sigterm()
     threads = len(os.sched_getaffinity(0))
     rows: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(asked.repeats):

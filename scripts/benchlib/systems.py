@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -98,6 +99,11 @@ class Triton:
 
     def close(self) -> None:
         self._server.close()
+
+
+def end_on_sigterm() -> None:
+    """A bench that is told to end stops its servers: SIGTERM becomes SystemExit, which runs every `finally`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 class TritonBench:
