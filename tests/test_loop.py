@@ -744,3 +744,26 @@ def test_inspect_answers_between_two_steps_while_busy_and_while_idle() -> None:
         assert all(sum(count for _, count in view["blocks"]) == total for view in seen)
     finally:
         loop.stop()
+
+
+def test_the_overlapped_loop_tells_its_blocks_during_a_step() -> None:
+    release = threading.Event()
+
+    class Slow(FakeExecutor):
+        def execute(self, batch: Batch) -> BatchResult:
+            release.wait(60)
+            return super().execute(batch)
+
+    loop = make_loop(executor=Slow(65, 4), loop_class=OverlappedLoop)
+    loop.start()
+    try:
+        request = make_request(5, 4)
+        loop.submit(request)
+        deadline = time.monotonic() + 30
+        while not loop.inspect(10)["num_sequences"]:
+            assert time.monotonic() < deadline
+        assert loop.inspect(10)["sequences"] == [[request.request_id, "", "", 5]]
+        assert not release.is_set()
+    finally:
+        release.set()
+        loop.stop()

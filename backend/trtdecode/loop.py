@@ -174,10 +174,10 @@ class Loop:
         self.admission.open_door()
 
     def inspect(self, timeout: float = 1.0) -> dict[str, Any]:
-        """The map of KV blocks between two steps; see `block_map`.
+        """The map of KV blocks; see `block_map`. The overlapped loop answers during a step, the plain one after it.
 
         Raises:
-            TimeoutError: the running step takes longer, or the loop's thread does not run.
+            TimeoutError: the step takes longer, or the loop's thread does not run.
         """
         future: Future[dict[str, Any]] = Future()
         self._inspections.append(future)
@@ -345,11 +345,14 @@ class Loop:
                 self._recover(error)
             self._watchdog.step_ends()
             self.metrics.set_gauges(self.scheduler)
-            while self._inspections:
-                self._inspections.popleft().set_result(block_map(self.kv, self.scheduler.running))
+            self._answer_inspections()
             was_busy = is_busy
             if not is_busy:
                 self._wake.wait(_POLL_S if self.admission.num_inside else None)
+
+    def _answer_inspections(self) -> None:
+        while self._inspections:
+            self._inspections.popleft().set_result(block_map(self.kv, self.scheduler.running))
 
     def _recover(self, error: Exception) -> None:
         """The last resort, for faults of our own: whatever state steps left is dropped, every request that was taken

@@ -134,6 +134,7 @@ class OverlappedLoop(Loop):
         while (outcome := self._worker.result(_LOOK_S)) is None:
             self._intake()
             self._emitter.flush()
+            self._answer_inspections()
         return outcome
 
     def _next_builder(self) -> BatchFromSchedule:

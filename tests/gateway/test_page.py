@@ -83,7 +83,8 @@ def test_the_map_of_blocks_is_coloured_by_sequence(page: Any, gateway: Gateway) 
         ) as second,
     ):
         next(first.iter_lines()), next(second.iter_lines())
-        page.wait_for_function("/used by 2 sequences/.test(document.getElementById('blocks-text').textContent)")
+        two = "/used by 2 sequences/.test(document.getElementById('blocks-text').textContent)"
+        page.wait_for_function(two, timeout=120_000)
         colours = page.evaluate(
             """() => {
                 const canvas = document.getElementById('blocks');

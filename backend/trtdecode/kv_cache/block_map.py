@@ -15,7 +15,7 @@ MAX_CELLS = 4096
 
 
 def block_map(kv: KVCacheManager, running: Iterable[Request], max_cells: int = MAX_CELLS) -> dict[str, Any]:
-    """The pool without its null block, in order of block id. Call it between two steps, on the loop's thread.
+    """The pool without its null block, in order of block id. Call it on the loop's thread.
 
     Returns:
         `blocks`: runs [owner, count] of cells; 0 free, -1 cached, else the request id of a sequence that has the block
