@@ -30,9 +30,9 @@ def int8(*shape: int) -> np.ndarray:
 COS, SIN = np.cos(floats(10, 4)), np.sin(floats(10, 4))
 
 CASES: list[tuple[str, list[np.ndarray | None], dict[str, Any]]] = [
-    *((name, [floats(3, 4)], {}) for name in ("Neg", "Tanh", "Sigmoid", "Relu", "Erf", "Sin", "Cos", "Identity")),
+    *((name, [floats(3, 4)], {}) for name in ("Abs", "Neg", "Tanh", "Sigmoid", "Relu", "Erf", "Sin", "Cos", "Identity")),
     *((name, [np.abs(floats(3, 4)) + 0.1], {}) for name in ("Sqrt", "Reciprocal")),
-    *((name, [floats(3, 4), floats(4)], {}) for name in ("Add", "Sub", "Mul", "Div")),
+    *((name, [floats(3, 4), floats(4)], {}) for name in ("Add", "Sub", "Mul", "Div", "Max", "Greater")),
     ("Pow", [np.abs(floats(3, 4)), np.float32(2.5)], {}),
     ("MatMul", [floats(5, 3), floats(3, 4)], {}),
     ("Gather", [floats(6, 4), ints(5, 0, 5)], {"axis": 0}),
@@ -59,8 +59,8 @@ CASES: list[tuple[str, list[np.ndarray | None], dict[str, Any]]] = [
     ("ReduceSum", [floats(3, 4), ints(0)], {"keepdims": 0}),
     ("TopK", [floats(3, 6), ints(2)], {"axis": -1}),
     ("ScatterElements", [floats(3, 4), np.array([[0, 2], [1, 3], [3, 0]]), floats(3, 2)], {"axis": -1}),
-    ("ReduceMean", [floats(3, 4), ints(-1)], {"keepdims": 1}),
-    ("ReduceMean", [floats(3, 4), ints(0)], {"keepdims": 0}),
+    *((name, [floats(3, 4), ints(-1)], {"keepdims": 1}) for name in ("ReduceMean", "ReduceMax", "ReduceL2")),
+    *((name, [floats(3, 4), ints(0)], {"keepdims": 0}) for name in ("ReduceMean", "ReduceMax", "ReduceL2")),
     ("Softmax", [floats(3, 4)], {"axis": -1}),
     ("Gelu", [floats(3, 4)], {}),
     ("Gelu", [floats(3, 4)], {"approximate": "tanh"}),

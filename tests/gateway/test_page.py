@@ -82,7 +82,8 @@ def test_the_map_of_blocks_is_coloured_by_sequence(page: Any, gateway: Gateway) 
             "POST", f"{gateway.url}/v1/completions", json={**body, "prompt": "y " * 300}, timeout=60
         ) as second,
     ):
-        next(first.iter_lines()), next(second.iter_lines())
+        lines = first.iter_lines(), second.iter_lines()  # kept: httpx ends a stream with its iterator
+        next(lines[0]), next(lines[1])
         two = "/used by 2 sequences/.test(document.getElementById('blocks-text').textContent)"
         page.wait_for_function(two, timeout=120_000)
         colours = page.evaluate(

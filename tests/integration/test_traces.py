@@ -57,10 +57,11 @@ def gateway(
     make_repository: Callable[..., Path],
     run_gateway: Callable[..., Gateway],
     collector: Collector,
+    endless_version: Path,
 ) -> Iterator[Gateway]:
     settings = ("mode=opentelemetry", f"opentelemetry,url={collector.url}", "rate=1", "level=TIMESTAMPS", "count=-1")
     tracing = [f"--trace-config={setting}" for setting in settings]
-    with make_server(make_repository({"chain": ""}), extra_arguments=tracing) as server:
+    with make_server(make_repository({"chain": ""}, endless_version), extra_arguments=tracing) as server:
         yield run_gateway(server)
 
 
@@ -76,10 +77,13 @@ def test_triton_exports_its_spans_under_the_callers_trace(gateway: Gateway, coll
 
 
 def test_the_backend_knows_request_and_trace_of_a_running_sequence(gateway: Gateway) -> None:
-    body = {"model": "chain", "prompt": "x", "max_tokens": 4000, "stream": True, "temperature": 0}
+    body = {"model": "chain", "prompt": "x", "max_tokens": 100_000, "stream": True, "temperature": 0}
     with gateway.client.stream("POST", "/v1/completions", json=body, headers=HEADERS) as response:
-        next(response.iter_lines())
-        ((number, caller, trace, num_tokens),) = gateway.server.control("chain").ask("inspect")["sequences"]
+        lines = response.iter_lines()
+        next(lines)  # the iterator is kept: httpx ends the stream with it
+        control, found = gateway.server.control("chain"), []
+        wait_for(lambda: found.extend(control.ask("inspect")["sequences"]) or found, what="the sequence in the map")
+        ((number, caller, trace, num_tokens),) = found
     assert (caller, trace) == ("mine-1", TRACE)
     assert number > 0 and num_tokens > 1
 

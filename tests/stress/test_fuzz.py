@@ -46,7 +46,7 @@ def test_the_requests_are_of_every_kind() -> None:
     """Enough are right that the server has work, and every field occurs."""
     seen: list[Shot] = []
 
-    @settings(max_examples=800, database=None, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+    @settings(max_examples=3000, database=None, derandomize=True, deadline=None, suppress_health_check=CHECKS)
     @given(shots())
     def collect(shot: Shot) -> None:
         seen.append(shot)
