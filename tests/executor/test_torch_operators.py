@@ -30,7 +30,10 @@ def int8(*shape: int) -> np.ndarray:
 COS, SIN = np.cos(floats(10, 4)), np.sin(floats(10, 4))
 
 CASES: list[tuple[str, list[np.ndarray | None], dict[str, Any]]] = [
-    *((name, [floats(3, 4)], {}) for name in ("Abs", "Neg", "Tanh", "Sigmoid", "Relu", "Erf", "Sin", "Cos", "Identity")),
+    *(
+        (name, [floats(3, 4)], {})
+        for name in ("Abs", "Neg", "Tanh", "Sigmoid", "Relu", "Erf", "Sin", "Cos", "Identity")
+    ),
     *((name, [np.abs(floats(3, 4)) + 0.1], {}) for name in ("Sqrt", "Reciprocal")),
     *((name, [floats(3, 4), floats(4)], {}) for name in ("Add", "Sub", "Mul", "Div", "Max", "Greater")),
     ("Pow", [np.abs(floats(3, 4)), np.float32(2.5)], {}),
