@@ -21,6 +21,7 @@ from trtdecode.errors import CheckpointError, UnsupportedError
 from trtdecode.manifest import Manifest, ModelSpec, RankLayout, entry_of, write_manifest
 
 from trtbuild.checkpoint import Checkpoint, Weights, open_checkpoint
+from trtbuild.checkpoint.base import UnpackedWeights
 from trtbuild.checkpoint.huggingface import tokenizer_files
 from trtbuild.checkpoint.overrides import TrackedConfig, check_read, override
 from trtbuild.graph.author import PRECISIONS, author_graph, config_of
@@ -74,6 +75,7 @@ def import_checkpoint(
     tokenizer: Path | None = None,
     replace: bool = False,
     ranks: RankLayout | None = None,
+    requantize: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> ImportReport:
     """Writes `model_dir`/`version` and, where there is none, a minimal `model_dir`/config.pbtxt.
@@ -88,6 +90,8 @@ def import_checkpoint(
         tokenizer: a folder whose tokenizer files are used instead of the checkpoint's.
         replace: overwrite an existing version.
         ranks: how many ranks the model is split over; each gets a folder of its own (ranks.py). Default one.
+        requantize: unpack the codes of a quantised checkpoint and make INT8 a channel of them, without zero points. It
+            rounds twice, but the products of `compute_precision: int8` are fast on such weights only.
         progress: called with one line at the start of each stage.
 
     Raises:
@@ -103,7 +107,7 @@ def import_checkpoint(
     if version_dir.exists() and not replace:
         raise CheckpointError(f"{version_dir}: exists; choose another version, or replace it on purpose")
     progress(f"open {source}")
-    checkpoint, decisions = _open(source, overrides or {}, tokenizer)
+    checkpoint, decisions = _open(source, overrides or {}, tokenizer, requantize)
     config = config_of(checkpoint)
     if precisions is None:
         precisions = (default_precision(config, checkpoint.weights),)
@@ -130,7 +134,9 @@ def import_checkpoint(
     return report
 
 
-def _open(source: Path, overrides: Mapping[str, Any], tokenizer: Path | None) -> tuple[Checkpoint, list[str]]:
+def _open(
+    source: Path, overrides: Mapping[str, Any], tokenizer: Path | None, requantize: bool
+) -> tuple[Checkpoint, list[str]]:
     """The checkpoint with what the caller wants changed, and one sentence a change."""
     checkpoint = open_checkpoint(source)
     decisions = [f"{key} set to {value!r}" for key, value in overrides.items()]
@@ -140,8 +146,12 @@ def _open(source: Path, overrides: Mapping[str, Any], tokenizer: Path | None) ->
         decisions.append(f"tokenizer from {tokenizer}")
         if "tokenizer.json" not in files:
             raise CheckpointError(f"{tokenizer}: holds no tokenizer.json; name a folder that has one")
+    weights = checkpoint.weights
+    if requantize:
+        weights = UnpackedWeights(weights)
+        decisions.append("the checkpoint's own codes are unpacked and quantised anew")
     config = override(checkpoint.config, overrides)
-    return dataclasses.replace(checkpoint, config=config, tokenizer=files), decisions
+    return dataclasses.replace(checkpoint, config=config, tokenizer=files, weights=weights), decisions
 
 
 # -- stages -------------------------------------------------------------------------------------------------------

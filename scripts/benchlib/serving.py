@@ -58,6 +58,9 @@ def main(arguments: list[str]) -> int:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench serving", description=__doc__)
     parser.add_argument("--version-dir", type=Path, required=True, help="ours: a version folder")
+    parser.add_argument(
+        "--fast-version-dir", type=Path, help="ours again, as the -fast rows serve it; default the same"
+    )
     parser.add_argument("--gguf", type=Path, required=True, help="theirs: the same model as GGUF")
     parser.add_argument("--peers-python", default="", help="Python of the peers' venv; none: only ours")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64])
@@ -65,6 +68,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--llama-max", type=int, default=0, help="llama.cpp is not asked beyond so many requests")
     parser.add_argument("--only", nargs="+", help="names of systems")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of our config.pbtxt")
     parser.add_argument(
@@ -84,41 +88,44 @@ def _start(asked: argparse.Namespace) -> tuple[list[System], dict[str, str]]:
     log = Path(tempfile.mkstemp(prefix="trtdecode-bench-", suffix=".log")[1])
     threads, version_dir, gguf = asked.threads, asked.version_dir, asked.gguf
     exact = [*exact_settings(version_dir), *asked.set]
-    fast = [*fast_settings(version_dir), *asked.set, *asked.fast_set]
+    fast_dir = asked.fast_version_dir or version_dir
+    fast = [*fast_settings(fast_dir), *asked.set, *asked.fast_set]
     servers: dict[tuple[str, ...], TritonBench] = {}
 
-    def triton(more: list[str], *, stream: bool) -> Any:
+    def triton(folder: Path, more: list[str], *, stream: bool) -> Any:
         def start(name: str) -> Triton:
             if tuple(more) not in servers:
-                servers[tuple(more)] = TritonBench(version_dir, settings(threads, more))
+                servers[tuple(more)] = TritonBench(folder, settings(threads, more))
             return Triton(name, servers[tuple(more)], stream=stream)
 
         return start
 
-    def peer(file: str) -> Any:
+    def peer(file: str, max_concurrency: int = 0) -> Any:
         def start(name: str) -> Process:
             if not asked.peers_python:
                 raise Unavailable("no --peers-python given")
-            return Process(name, peer_command(file, asked.peers_python, gguf, threads), log)
+            process = Process(name, peer_command(file, asked.peers_python, gguf, threads), log)
+            process.max_concurrency = max_concurrency
+            return process
 
         return start
 
-    def own(*more: str) -> Any:
-        command = peer_command("trtdecode", own_python(), version_dir, threads, *more)
+    def own(folder: Path, *more: str) -> Any:
+        command = peer_command("trtdecode", own_python(), folder, threads, *more)
         return lambda name: Process(name, command, log)
 
     makers = {
-        OURS: triton(exact, stream=True),
-        f"{OURS}-unary": triton(exact, stream=False),
-        "trtdecode": own(*exact),
-        "matmuls": own("bound", *exact),
-        f"{OURS}-fast": triton(fast, stream=True),
-        f"{OURS}-fast-unary": triton(fast, stream=False),
-        "trtdecode-fast": own(*fast),
-        "matmuls-fast": own("bound", *fast),
+        OURS: triton(version_dir, exact, stream=True),
+        f"{OURS}-unary": triton(version_dir, exact, stream=False),
+        "trtdecode": own(version_dir, *exact),
+        "matmuls": own(version_dir, "bound", *exact),
+        f"{OURS}-fast": triton(fast_dir, fast, stream=True),
+        f"{OURS}-fast-unary": triton(fast_dir, fast, stream=False),
+        "trtdecode-fast": own(fast_dir, *fast),
+        "matmuls-fast": own(fast_dir, "bound", *fast),
         "openvino-genai": peer("openvino_genai"),
-        "llama.cpp": peer("llama_cpp"),
-        "transformers": peer("transformers"),
+        "llama.cpp": peer("llama_cpp", max_concurrency=asked.llama_max),
+        "transformers": peer("transformers", max_concurrency=8),  # minutes a batch beyond
         PlainTriton.name: lambda name: PlainTriton(gguf, threads),
     }
     systems: list[System] = []

@@ -27,6 +27,9 @@ def import_model(
         typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the checkpoint's config. Repeatable."),
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer.json to use instead.")] = None,
+    requantize: Annotated[
+        bool, typer.Option("--requantize", help="Unpack a quantised checkpoint and make INT8 of it anew.")
+    ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite an existing version.")] = False,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Split heads and MLPs over so many ranks.")] = 1,
     pipeline_parallel_size: Annotated[int, typer.Option(min=1, help="Split the layers into so many stages.")] = 1,
@@ -53,6 +56,7 @@ def import_model(
             overrides=dict(parse_setting(text) for text in setting or []),
             tokenizer=tokenizer,
             replace=replace,
+            requantize=requantize,
             ranks=RankLayout(tensor_parallel_size, pipeline_parallel_size),
             progress=status.update,
         )

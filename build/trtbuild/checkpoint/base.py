@@ -50,6 +50,31 @@ class Weights(Protocol):
         ...
 
 
+class UnpackedWeights:
+    """Weights as floats, whatever codes they are stored in: what reads them quantises anew."""
+
+    def __init__(self, stored: Weights) -> None:
+        self._stored = stored
+
+    def names(self) -> list[str]:
+        return self._stored.names()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored.shape(name)
+
+    def rows(self, name: str) -> Iterator[Float32]:
+        return self._stored.rows(name)
+
+    def codes(self, name: str) -> None:
+        return None
+
+    def common_bits(self) -> None:
+        return None
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint."""
