@@ -255,7 +255,7 @@ def test_a_disconnect_cancels_in_triton_within_100_ms(gateway: Gateway) -> None:
         assert status.ask("status")["live"] == 1
     start = time.monotonic()
     wait_for(lambda: status.ask("status")["live"] == 0, what="request cancelled")
-    assert time.monotonic() - start < 5.0  # the target is 100 ms; the bench measures it, this test only bounds it
+    assert time.monotonic() - start < 5.0  # the target, 100 ms, is not measured: this only bounds a hang
     wait_for(lambda: running() == 0, what="nothing running")
 
 

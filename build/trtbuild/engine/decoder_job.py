@@ -33,7 +33,7 @@ from trtbuild.engine.parity_run import ParityRun
 from trtbuild.engine.prepare import PreparedGraph, prepare_graph
 from trtbuild.engine.profiles import shape_ranges
 from trtbuild.engine.segments import CutGraph, Segment, cut, is_rank_part, load_graph
-from trtbuild.engine.source_graph import expand_int8, reference_name, source_name
+from trtbuild.engine.source_graph import expand_int8, reference_name, refuse_float_zero_points, source_name
 from trtbuild.engine.tables import settle_tables, typed_specs, write_tables
 from trtbuild.engine.timing_cache import timing_cache_key, timing_cache_path
 from trtbuild.quantize.calibrate import input_widths, shipped_texts
@@ -101,6 +101,7 @@ class DecoderJob:
         model = load_graph(self._graph_path)
         self._is_part = is_rank_part(model.graph)
         recipe.mixed.require_matches(model.graph)
+        refuse_float_zero_points(model)
         expand_int8(model)
         statistics = self._statistics(input_widths(model.graph))
         pieces, tables = settle_tables(cut(model), recipe)

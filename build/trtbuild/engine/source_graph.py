@@ -58,6 +58,21 @@ def expand_int8(model: ir.Model) -> int:
     return len(tables)
 
 
+def refuse_float_zero_points(model: ir.Model) -> None:
+    """Refuses codes whose zero points are no integers (GGUF's Q4_1 and k-quants, kept): TensorRT has no such type.
+
+    Raises:
+        BuildError: names a matrix, and the import that helps.
+    """
+    for node in model.graph:
+        codes = node.inputs[0] if node.op_type == "Cast" else None
+        if codes is not None and codes.is_initializer() and codes.dtype in (ir.DataType.UINT4, ir.DataType.UINT8):
+            raise BuildError(
+                f"{codes.name}: the checkpoint's own codes are kept with zero points that are no integers, which "
+                "TensorRT cannot read; import the model again with `trtdecode import --precision f32`"
+            )
+
+
 def _is_stored_int8(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer() and value.dtype == ir.DataType.INT8
 

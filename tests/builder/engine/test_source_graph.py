@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+import transformers
 from builder.engine.conftest import tiny_checkpoint
+from builder.gguf_writer import llama_metadata, llama_tensors, write_gguf
+from builder.tiny_models import LLAMA_SIZES, make_model
 from trtbuild.build_engines import BuildOptions, build_engines
 from trtbuild.engine.segments import cut, load_graph
-from trtbuild.engine.source_graph import expand_int8, reference_name, source_name
+from trtbuild.engine.source_graph import expand_int8, reference_name, refuse_float_zero_points, source_name
 from trtbuild.pipeline import import_checkpoint
 from trtbuild.quantize.linears import find_linears
-from trtdecode.errors import ManifestError
+from trtdecode.errors import BuildError, ManifestError
 from trtdecode.executor.engine_steps import GatherStep
 from trtdecode.manifest import Manifest, read_manifest
 
@@ -72,3 +76,18 @@ def test_engines_from_int8_weights(int8_version: Path, tmp_path: Path) -> None:
     assert report.quality is not None
     assert report.quality.kl_divergence < 1e-4  # FP16 against the same weights in float32
     assert all(check.holds for check in report.checks if check.required)
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("Q4_1", True), ("Q4_0", False)])
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_codes_with_float_zero_points_are_refused(tmp_path: Path, kind: str, refused: bool, precision: str) -> None:
+    model = make_model(transformers.LlamaConfig(**LLAMA_SIZES))
+    quant = gguf.GGMLQuantizationType[kind]
+    path = write_gguf(tmp_path / "m.gguf", llama_metadata(model.config), llama_tensors(model), quant=quant)
+    version_dir = import_checkpoint(path, tmp_path / "m", precisions=(precision,)).version_dir
+    graph = load_graph(version_dir / f"decoder.{precision}.onnx")
+    if refused:
+        with pytest.raises(BuildError, match=r"qkv_proj\.weight: .* `trtdecode import --precision f32`"):
+            refuse_float_zero_points(graph)
+    else:
+        refuse_float_zero_points(graph)
