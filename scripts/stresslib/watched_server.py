@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -47,12 +46,14 @@ class WatchedServer:
         ]
         (repository / MODEL / "config.pbtxt").write_text("\n".join(['backend: "trtdecode"', *lines, ""]))
         self._runtime_dir = self._folder / "run"
+        self._outer_runtime_dir: str | None = None
         self.server = TritonServer(repository, log_path=self._folder / "server.log")
         self.client = self.server.client
         self._pids: tuple[int, int] = (0, 0)
         self.version = ""
 
     def __enter__(self) -> WatchedServer:
+        self._outer_runtime_dir = os.environ.get(RUNTIME_DIR_VARIABLE)
         os.environ[RUNTIME_DIR_VARIABLE] = str(self._runtime_dir)
         self.server.start()
         self._pids = (self.server.pid, self.stub_pid)
@@ -63,6 +64,11 @@ class WatchedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.server.stop()
+        # Other servers of this process have their sockets elsewhere.
+        if self._outer_runtime_dir is None:
+            del os.environ[RUNTIME_DIR_VARIABLE]
+        else:
+            os.environ[RUNTIME_DIR_VARIABLE] = self._outer_runtime_dir
         if error is None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -86,10 +92,10 @@ class WatchedServer:
             raise ServerCrashed(self._obituary("the stub"))
 
     def _obituary(self, who: str) -> str:
-        status = self.server._process.poll() if self.server._process is not None else None
-        how = "is gone" if status is None else f"exited with {status}"
-        if status is not None and status < 0:
-            how = f"was ended by {signal.Signals(-status).name}"
+        deadline = time.monotonic() + 1.0  # a stub goes with its server, and may be missed first
+        while self.server.is_running and time.monotonic() < deadline:
+            time.sleep(0.02)
+        who, how = (who, "is gone") if self.server.is_running else ("tritonserver", self.server.exit_reason)
         log = self.server.log_path.read_text("utf-8", errors="replace").splitlines()[-30:]
         return f"{who} {how}; tritonserver {self.version} (log: {self.server.log_path})\n" + "\n".join(log)
 

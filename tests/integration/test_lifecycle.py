@@ -180,7 +180,8 @@ def test_serve_recovers_from_a_killed_stub(make_serve: Callable[[float], Serve])
     assert second != first and not is_running(first)
     assert serve.greedy() == cycle_text(10)
     [line] = serve.lines("restarting tritonserver")
-    assert f"pid {stub.pid}) died" in line
+    # Triton 2.51 may itself crash on the stub that went away from under a stream; which is seen first is a race.
+    assert f"pid {stub.pid}) died" in line or "tritonserver was ended by SIG" in line
     wait_for(lambda: 'restarts_total{instance="chain_0",model="chain",version="1"} 1' in serve.client.metrics(), 5)
     assert len(serve.shm_regions()) == 1, "only the new stub's region is left"
     serve.process.send_signal(signal.SIGTERM)

@@ -20,6 +20,7 @@ class FakeServer:
     """A TritonServer in name; `script` says what happens to it."""
 
     pid = 1
+    exit_reason = "was ended by SIGSEGV"
 
     def __init__(self, script: str) -> None:
         self.script = script
@@ -73,7 +74,7 @@ def test_a_dead_stub_and_a_dead_server_are_restarted() -> None:
     assert world.restarts == [0, 1, 2]
     assert all("kill" in server.calls for server in world.servers)
     assert "(pid 5) died; restarting tritonserver" in world.lines[0]
-    assert "tritonserver exited; restarting" in world.lines[1]
+    assert "tritonserver was ended by SIGSEGV; restarting" in world.lines[1]
     assert world.servers[2].calls[0] == "stop"
 
 

@@ -111,6 +111,14 @@ class TritonServer:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def exit_reason(self) -> str:
+        """How tritonserver ended; "runs" while it has not."""
+        status = self._process.poll() if self._process is not None else None
+        if status is None:
+            return "runs"
+        return f"exited with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+
     def stubs(self) -> list[processes.StubProcess]:
         """The stub processes of this server."""
         return processes.list_stubs(self.pid)

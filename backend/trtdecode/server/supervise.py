@@ -136,7 +136,7 @@ class Supervisor:
         next_liveness = time.monotonic() + self._options.liveness_interval_s
         while not self._stop.wait(self._options.poll_s):
             if not server.is_running:
-                return "tritonserver exited"
+                return f"tritonserver {server.exit_reason}"
             # An unreachable index is the liveness probe's business.
             with contextlib.suppress(OSError, http.client.HTTPException, ServerError):
                 seen, index = server.stubs(), server.client.index()
