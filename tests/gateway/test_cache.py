@@ -64,3 +64,27 @@ def test_similarity_is_the_cosine_within_one_scope() -> None:
     assert cache.get("s", np.array([1.0, 0.0], np.float32)) is None  # the oldest made room
     clock.now = 11
     assert cache.get("s", np.array([-1.0, 0.0], np.float32)) is None
+
+
+def test_rows_are_used_again_whatever_their_scope() -> None:
+    """A cache of four against the plain rule: the newest four, one scope's best at or above the threshold."""
+    random = np.random.default_rng(0)
+    cache = SemanticCache(0.3, 4, ttl=1000)
+    kept: list[tuple[str, np.ndarray, int]] = []
+    for number in range(200):
+        scope, vector = "ab"[int(random.integers(2))], random.normal(size=3).astype(np.float32)
+        near = [(float(v @ vector / np.linalg.norm(v) / np.linalg.norm(vector)), n) for s, v, n in kept if s == scope]
+        best = max(near, default=(0.0, -1))
+        found = cache.get(scope, vector)
+        assert (found[0] if found else None) == (best[1] if best[0] >= 0.3 else None)
+        cache.put(scope, vector, number)
+        kept = [*kept, (scope, vector, number)][-4:]
+
+
+def test_an_encoder_of_another_size_starts_afresh() -> None:
+    cache = SemanticCache(0.9, 2, ttl=10)
+    cache.put("s", np.array([1.0, 0.0], np.float32), "old")
+    assert cache.get("s", np.array([1.0, 0.0, 0.0], np.float32)) is None
+    cache.put("s", np.array([1.0, 0.0, 0.0], np.float32), "new")
+    assert cache.get("s", np.array([1.0, 0.0, 0.0], np.float32)) == ("new", 1.0)
+    assert cache.get("s", np.array([1.0, 0.0], np.float32)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +54,7 @@ class ResponseCache:
 class SemanticCache:
     """Answers by cosine similarity of the prompt's embedding, among prompts with equal `scope` (model and options).
 
-    Vectors are f32 [dim], normalised here. A linear scan over at most `max_entries`: 1,000 x 384 takes ~0.1 ms.
+    Vectors are f32 [dim], normalised here. A linear scan over at most `max_entries`, the oldest out first.
     """
 
     def __init__(
@@ -64,24 +64,45 @@ class SemanticCache:
         self._max_entries = max_entries
         self._ttl = ttl
         self._clock = clock
-        self._entries: list[tuple[float, str, npt.NDArray[np.float32], Any]] = []
+        self._oldest_first: deque[tuple[float, str, int]] = deque()  # time, scope, row
+        self._answers: dict[str, dict[int, Any]] = {}  # scope -> row -> answer
+        self._vectors = np.empty((0, 0), np.float32)  # [max_entries, dim] from the first vector on
+        self._free_rows = list(range(max_entries))
 
     def get(self, scope: str, vector: npt.NDArray[np.float32]) -> tuple[Any, float] | None:
         """The most similar answer at or above the threshold, with its similarity."""
         now = self._clock()
-        self._entries = [entry for entry in self._entries if now - entry[0] <= self._ttl]
-        candidates = [entry for entry in self._entries if entry[1] == scope]
-        if not candidates:
+        while self._oldest_first and now - self._oldest_first[0][0] > self._ttl:
+            self._drop_oldest()
+        answers = self._answers.get(scope)
+        if not answers or vector.shape != self._vectors.shape[1:]:
             return None
-        scores = np.stack([entry[2] for entry in candidates]) @ _unit(vector)
+        rows = list(answers)
+        # Not `@`: numpy's BLAS shares even this out to threads, which then spin for milliseconds.
+        scores = np.einsum("ij,j->i", self._vectors[rows], _unit(vector))
         best = int(scores.argmax())
-        return (candidates[best][3], float(scores[best])) if scores[best] >= self._threshold else None
+        return (answers[rows[best]], float(scores[best])) if scores[best] >= self._threshold else None
 
     def put(self, scope: str, vector: npt.NDArray[np.float32], answer: Any) -> None:
-        self._entries.append((self._clock(), scope, _unit(vector), answer))
-        del self._entries[: max(0, len(self._entries) - self._max_entries)]
+        if vector.shape != self._vectors.shape[1:]:  # the first, or the served encoder is another one now
+            while self._oldest_first:
+                self._drop_oldest()
+            self._vectors = np.empty((self._max_entries, *vector.shape), np.float32)
+        if not self._free_rows:
+            self._drop_oldest()
+        row = self._free_rows.pop()
+        self._vectors[row] = _unit(vector)
+        self._answers.setdefault(scope, {})[row] = answer
+        self._oldest_first.append((self._clock(), scope, row))
+
+    def _drop_oldest(self) -> None:
+        _, scope, row = self._oldest_first.popleft()
+        del self._answers[scope][row]
+        if not self._answers[scope]:
+            del self._answers[scope]
+        self._free_rows.append(row)
 
 
 def _unit(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    norm = float(np.linalg.norm(vector))
+    norm = float(np.sqrt(np.einsum("i,i", vector, vector)))
     return vector / np.float32(norm) if norm > 0 else vector

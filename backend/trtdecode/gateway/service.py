@@ -148,8 +148,9 @@ class Service:
                 job.headers["x-trtdecode-cache"] = f"semantic {similar[1]:.4f}"
                 return similar[0]  # type: ignore[no-any-return]
         answer = await collect(self.stream(job), generation.num_samples)
-        if exact:
+        if exact or vector is not None:
             job.headers["x-trtdecode-cache"] = "miss"
+        if exact:
             self.cache.put(key, answer)
         if vector is not None and scope is not None:
             self.semantic.put(scope, vector, answer)
