@@ -20,14 +20,15 @@ def write_gguf(
     exceptions: dict[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
     """Writes `tensors` (row-major shapes) as they are, or matrices quantised to `quant`, or as `exceptions` say by the
-    end of their names."""
+    end of their names. K-quants, which gguf cannot make, become random blocks (`k_quant_blocks`)."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
         _add(writer, key, value)
     for name, array in tensors.items():
         kind = next((kind for end, kind in (exceptions or {}).items() if name.endswith(end)), quant)
         if kind is not None and array.ndim == 2:
-            writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
+            blocks = k_quant_blocks(kind, *array.shape) if kind in K_QUANTS else gguf.quantize(array, kind)
+            writer.add_tensor(name, blocks, raw_dtype=kind)
         else:
             writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -35,6 +36,27 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+#: By type: byte of the float16 scale, of the float16 scale of minima, the factor between them, and what the weights'
+#: standard deviation is at scale 1.
+K_QUANTS: dict[gguf.GGMLQuantizationType, tuple[int, int | None, float, float]] = {
+    gguf.GGMLQuantizationType.Q4_K: (0, 2, 7.5, 150.0),
+    gguf.GGMLQuantizationType.Q5_K: (0, 2, 15.5, 300.0),
+    gguf.GGMLQuantizationType.Q6_K: (208, None, 0.0, 1370.0),
+}
+
+
+def k_quant_blocks(kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> np.ndarray:
+    """Random codes, scales and minima whose weights have mean 0 and standard deviation columns^-0.5."""
+    size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    at, at_minima, ratio, spread = K_QUANTS[kind]
+    raw = np.random.default_rng(rows * columns).integers(0, 256, (rows, columns // size, num_bytes), dtype=np.uint8)
+    scale = columns**-0.5 / spread
+    raw[:, :, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+    if at_minima is not None:
+        raw[:, :, at_minima : at_minima + 2] = np.array([scale * ratio], np.float16).view(np.uint8)
+    return raw.reshape(rows, -1)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

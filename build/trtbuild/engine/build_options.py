@@ -10,7 +10,7 @@ from trtbuild.engine.layer_report import Check
 from trtbuild.quantize.quality import Quality
 
 #: Raised whenever the same inputs would give other engines than before: older ones are then cache misses.
-BUILD_VERSION = 1
+BUILD_VERSION = 2
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 

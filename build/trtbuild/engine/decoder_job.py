@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from trtdecode.manifest import EngineSet, Manifest, entry_of, write_manifest
 from trtbuild.engine.build_options import BUILD_VERSION, BuildOptions, BuildReport, Progress
 from trtbuild.engine.engine_from_onnx import EngineRequest, build_engine
 from trtbuild.engine.engine_store import EngineStore
+from trtbuild.engine.expand_codes import expand_codes
 from trtbuild.engine.expectations import check_patterns, require
 from trtbuild.engine.flavour import TensorRt
 from trtbuild.engine.layer_report import LayerReport, SegmentLayers, read_report, write_report
@@ -33,13 +35,14 @@ from trtbuild.engine.parity_run import ParityRun
 from trtbuild.engine.prepare import PreparedGraph, prepare_graph
 from trtbuild.engine.profiles import shape_ranges
 from trtbuild.engine.segments import CutGraph, Segment, cut, is_rank_part, load_graph
-from trtbuild.engine.source_graph import expand_int8, reference_name, refuse_float_zero_points, source_name
+from trtbuild.engine.source_graph import KEPT, reference_name, source_name
 from trtbuild.engine.tables import settle_tables, typed_specs, write_tables
 from trtbuild.engine.timing_cache import timing_cache_key, timing_cache_path
 from trtbuild.quantize.calibrate import input_widths, shipped_texts
 from trtbuild.quantize.decoder_statistics import HESSIAN_BUDGET_BYTES, DecoderStatistics
+from trtbuild.quantize.linears import find_linears
 from trtbuild.quantize.quality import check_quality, read_limits, record_quality
-from trtbuild.quantize.quantize_graph import Statistics
+from trtbuild.quantize.quantize_graph import Statistics, possible_scheme
 from trtbuild.quantize.recipe import Recipe
 
 #: Magnitudes settle after a few texts (massive activations sit on the first tokens of any); Hessians use every text.
@@ -101,9 +104,9 @@ class DecoderJob:
         model = load_graph(self._graph_path)
         self._is_part = is_rank_part(model.graph)
         recipe.mixed.require_matches(model.graph)
-        refuse_float_zero_points(model)
-        expand_int8(model)
-        statistics = self._statistics(input_widths(model.graph))
+        keeps_codes = self._source == KEPT and recipe.precision == "int4"
+        expand_codes(model, only_tables=keeps_codes)
+        statistics = self._statistics(model.graph)
         pieces, tables = settle_tables(cut(model), recipe)
         wanted = {segment.name: self._store.find(segment.name, self._key) for segment in pieces.segments}
         for name, (_, record, reason) in wanted.items():
@@ -121,6 +124,8 @@ class DecoderJob:
             engines[file_name] = record
         self._progress("build", len(pieces.segments), len(pieces.segments))
         result.reused = [name for name in wanted if name not in result.built]
+        if keeps_codes and result.schemes:
+            self._report(_kept_line(result.schemes))
         if parity is not None:
             result.quality = parity.finish(recipe.precision)
             check_quality(result.quality, self._options.limits or read_limits())
@@ -179,9 +184,10 @@ class DecoderJob:
             return None
         return ParityRun(self._reference_path, tokens, pieces.steps, tables, self._recipe.float_type)
 
-    def _statistics(self, widths: Mapping[str, int]) -> Statistics:
-        if not self._recipe.needs_calibration:
-            return {}
+    def _statistics(self, graph: ir.Graph) -> Statistics:
+        linears = find_linears(graph)
+        if not any(self._recipe.calibrates(possible_scheme(linear, self._recipe)) for linear in linears):
+            return {}  # as when the checkpoint's own codes are kept
         if self._is_part:
             raise BuildError(
                 f"{self._version_dir}: precision {self._recipe.precision} is calibrated with text, and one rank's part "
@@ -197,7 +203,7 @@ class DecoderJob:
         return DecoderStatistics(
             self._reference_path,
             tokens if wants_hessians else tokens[:STATISTICS_TEXTS],
-            widths,
+            input_widths(graph),
             hessian_budget=HESSIAN_BUDGET_BYTES if wants_hessians else 0,
             progress=lambda done, total: self._progress("calibrate", done, total),
         )
@@ -272,6 +278,12 @@ class DecoderJob:
         )
         others = tuple(one for one in self._manifest.engines if one.directory != self._folder)
         write_manifest(self._version_dir, replace(self._manifest, files=kept, engines=(*others, engine_set)))
+
+
+def _kept_line(schemes: Mapping[str, str]) -> str:
+    counts = Counter(schemes.values())
+    pairs = f", {counts['int4_pair']} of 5 to 8 bits as two halves in INT4" if counts["int4_pair"] else ""
+    return f"the checkpoint's own codes are kept: {counts['int4']} matrices in INT4{pairs}"
 
 
 def _previous_layers(path: Path) -> dict[str, SegmentLayers]:

@@ -116,6 +116,7 @@ def find_quantized_patterns(graph: ir.Graph, schemes: dict[str, str], tensorrt_f
         if user.op_type == "QuantizeLinear"
     ]
     types = {"int8": "Int8", "int8_weight": "Int8", "fp8": "FP8", "int4": "Int4", "float": tensorrt_float}
+    types["int4_pair"] = types["int4"]
     for name, scheme in schemes.items():
         found.append(Pattern(f"{scheme}_matmul", (name,), Rule.MATMUL_TYPE, required=True, dtype=types[scheme]))
     return found

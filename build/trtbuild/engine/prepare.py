@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
+from trtdecode.errors import BuildError
 from trtdecode.executor.base import GRAPH_OUTPUT
 
 from trtbuild.engine.patterns import Pattern, find_islands, find_patterns, find_quantized_patterns
@@ -14,7 +16,7 @@ from trtbuild.quantize.float_types import cast_floats, drop_unused_weights
 from trtbuild.quantize.linears import find_linears, kept_schemes
 from trtbuild.quantize.quantize_graph import Statistics, possible_scheme, quantize_graph
 from trtbuild.quantize.recipe import Recipe
-from trtbuild.rewrite.rules import rewrite
+from trtbuild.rewrite.rules import INT4_RULES, RULES, rewrite
 
 TENSORRT_FLOATS = {"f32": "Float", "f16": "Half", "bf16": "BFloat16"}
 
@@ -46,10 +48,12 @@ def prepare_graph(
         name: stem of the files written to `directory`: NAME.onnx and NAME.data.
 
     Raises:
-        BuildError: a weight is beyond its type, or statistics are missing.
+        BuildError: a weight is beyond its type, codes are stored in a form that TensorRT cannot read, or statistics
+            are missing.
     """
     graph = model.graph
-    rewrites = rewrite(model)
+    rewrites = rewrite(model, RULES + INT4_RULES if recipe.precision == "int4" else RULES)
+    _require_readable_codes(graph)
     planned = {linear.name: possible_scheme(linear, recipe) for linear in find_linears(graph)}
     kept = kept_schemes(graph)
     patterns = find_patterns(graph, planned | kept)
@@ -64,3 +68,31 @@ def prepare_graph(
     ir.save(model, path, external_data=f"{name}.data")
     operators = {node.name or "": node.op_type for node in graph}
     return PreparedGraph(path, tuple(patterns), operators, schemes, rewrites)
+
+
+def _require_readable_codes(graph: ir.Graph) -> None:
+    """TensorRT's own refusals name neither the weight nor what to do."""
+    for node in graph:
+        codes = node.inputs[0] if node.op_type in ("Cast", "DequantizeLinear") else None
+        if codes is None or not codes.is_initializer():
+            continue
+        if codes.dtype == ir.DataType.UINT4:
+            what = "UINT4 codes"
+        elif node.op_type == "DequantizeLinear" and codes.dtype == ir.DataType.UINT8:
+            what = "UINT8 codes"
+        elif node.op_type == "DequantizeLinear" and len(node.inputs) > 2 and not _is_zero(node.inputs[2]):
+            what = "codes with zero points"
+        else:
+            continue
+        users = ", ".join(f"{user.op_type} {user.name!r}" for user in node.outputs[0].consumers())
+        raise BuildError(
+            f"{codes.name}: {what}, which TensorRT cannot read, and {node.op_type} {node.name!r} before {users} is no "
+            "form that becomes signed codes (a Gemm over groups of input channels); build from floats: "
+            "`trtdecode import --precision f32`, or with --onnx the model as it was before it was quantised"
+        )
+
+
+def _is_zero(zeros: ir.Value | None) -> bool:
+    if zeros is None:
+        return True
+    return zeros.const_value is not None and not np.any(zeros.const_value.numpy().astype(np.float32))

@@ -178,12 +178,18 @@ class _Cutter:
         return CutGraph(tuple(steps), tuple(segments), self._tensors, tables, output)
 
     def _find_levels(self) -> dict[ir.Node, int]:
-        """For each node the number of seams on the longest way to it; a seam opens the level that it leads into."""
+        """For each node the number of seams on the longest way to it; a seam opens the level that it leads into.
+
+        What is made of stored values alone (a dequantised weight) is where it is first used.
+        """
         levels: dict[ir.Node, int] = {}
         for node in self._graph:
             producers = [value.producer() for value in node.inputs if value is not None]
             before = max((levels[producer] for producer in producers if producer is not None), default=0)
             levels[node] = before + (node.domain == OPERATOR_DOMAIN)
+        for node in reversed(list(_stored_nodes(self._graph))):
+            users = [user for value in node.outputs for user in value.consumers()]
+            levels[node] = min((levels[user] for user in users), default=0)
         return levels
 
     def _boundary(self, nodes: list[ir.Node]) -> tuple[list[ir.Value], list[ir.Value]]:
@@ -237,8 +243,9 @@ class _Cutter:
         return steps
 
     def _check_row_wise(self, nodes: list[ir.Node]) -> None:
+        stored = _stored_nodes(self._graph)
         for node in nodes:
-            if node.op_type not in ROW_WISE and not _takes_columns(node):
+            if node.op_type not in ROW_WISE and not _takes_columns(node) and node not in stored:
                 raise BuildError(
                     f"node {node.name!r} ({node.op_type}) comes after the last seam and may mix rows, so the gather of "
                     "logit rows cannot move in front of it; author the graph with row-wise operators there"
@@ -257,6 +264,16 @@ class _Cutter:
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         inputs = tuple(value.name or "" if value is not None else "" for value in node.inputs)
         return SeamStep(node.op_type, node.name or "", inputs, output.name or "", attributes)
+
+
+def _stored_nodes(graph: ir.Graph) -> dict[ir.Node, None]:
+    """Nodes, in order, whose every input is stored or made of stored values."""
+    found: dict[ir.Node, None] = {}
+    for node in graph:
+        values = [value for value in node.inputs if value is not None]
+        if values and all(value.is_initializer() or value.producer() in found for value in values):
+            found[node] = None
+    return found
 
 
 def _takes_columns(node: ir.Node) -> bool:

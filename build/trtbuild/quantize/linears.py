@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from trtbuild.rewrite.zero_point_correction import KEEP_FLOAT
+from trtbuild.rewrite.coded_gemm import KEEP_FLOAT, NUM_COPIES
 
 Float32 = npt.NDArray[np.float32]
 
@@ -97,7 +97,10 @@ _KEPT = {ir.DataType.INT4: "int4", ir.DataType.INT8: "int8", ir.DataType.FLOAT8E
 
 
 def kept_schemes(graph: ir.Graph) -> dict[str, str]:
-    """Schemes of the matmuls that a graph brings along quantised (imported codes, quantisation-aware training)."""
+    """Schemes of the matmuls that a graph brings along quantised (imported codes, quantisation-aware training).
+
+    "int4_pair" is one over two halves of wider codes (quantize/signed_codes.py).
+    """
     found = {}
     for node in graph:
         weight = node.inputs[1].producer() if node.op_type in ("MatMul", "Gemm") and node.inputs[1] else None
@@ -106,6 +109,8 @@ def kept_schemes(graph: ir.Graph) -> dict[str, str]:
         scheme = _KEPT.get(weight.inputs[0].dtype or ir.DataType.UNDEFINED)
         source = node.inputs[0].producer() if node.inputs[0] is not None else None
         has_quantized_input = source is not None and source.op_type == "DequantizeLinear"
+        if NUM_COPIES in node.metadata_props:
+            scheme = "int4_pair"
         if scheme is not None:
             found[node.name or ""] = "int8_weight" if scheme == "int8" and not has_quantized_input else scheme
     return found

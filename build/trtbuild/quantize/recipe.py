@@ -60,8 +60,11 @@ class Recipe:
     @property
     def needs_calibration(self) -> bool:
         """Whether any scheme that can occur asks for statistics of activations."""
-        schemes = self._possible_schemes()
-        return bool(schemes & {"fp8", "int8"}) or ("int4" in schemes and self.int4_method != "rtn")
+        return any(map(self.calibrates, self._possible_schemes()))
+
+    def calibrates(self, scheme: str) -> bool:
+        """Whether a scheme asks for statistics of activations."""
+        return scheme in ("fp8", "int8") or (scheme == "int4" and self.int4_method != "rtn")
 
     @property
     def needs_hessians(self) -> bool:

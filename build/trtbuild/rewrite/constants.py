@@ -1,4 +1,4 @@
-"""Reading constants in patterns: tolerances are tight, since a near miss must stay as it is."""
+"""Reading constants and attributes in patterns: tolerances are tight, since a near miss must stay as it is."""
 
 from __future__ import annotations
 
@@ -32,3 +32,10 @@ def is_vector(value: ir.Value | None) -> bool:
 def is_last_axis(value: ir.Value | None) -> bool:
     """Whether a value is the constant axis list [-1]."""
     return scalar_of(value) == -1
+
+
+def plain_gemm(node: ir.Node) -> bool:
+    """Whether a Gemm is x W (+ b) without factors, and x as it is."""
+    attributes = node.attributes
+    factors = attributes.get_float("alpha", 1.0), attributes.get_float("beta", 1.0)
+    return factors == (1.0, 1.0) and not attributes.get_int("transA", 0)

@@ -13,6 +13,7 @@ from onnxscript.rewriter import pattern
 from trtbuild.rewrite import (
     cast_scaled_weight,
     flattened_linear,
+    float_zero_points,
     gelu_erf,
     gelu_tanh,
     layer_norm,
@@ -20,12 +21,14 @@ from trtbuild.rewrite import (
     silu,
     softmax,
     transposed_weight,
+    unfused_blocks,
     zero_point_correction,
 )
 
 RULES: tuple[ModuleType, ...] = (
     cast_scaled_weight,
     zero_point_correction,
+    float_zero_points,
     transposed_weight,
     flattened_linear,
     layer_norm,
@@ -35,6 +38,9 @@ RULES: tuple[ModuleType, ...] = (
     silu,
     softmax,
 )
+
+#: Those that write INT4 where the graph had none: for INT4 engines.
+INT4_RULES: tuple[ModuleType, ...] = (unfused_blocks,)
 
 
 def rewrite(model: ir.Model, modules: tuple[ModuleType, ...] = RULES) -> dict[str, int]:
@@ -48,6 +54,8 @@ def rewrite(model: ir.Model, modules: tuple[ModuleType, ...] = RULES) -> dict[st
         count = pattern.RewriteRuleSet(module.rules()).apply_to_model(model)
         if count:
             applied[module.__name__.rpartition(".")[2]] = count
+    if applied:
+        model.graph.sort()  # a rule may have used what another made, further on, of the same input
     for node in model.graph:
         if not node.name or node.name not in names:
             node.name = node.outputs[0].name

@@ -1,4 +1,4 @@
-"""SmolLM2-135M in one precision: 31 segments within a minute on two cores, every expected fusion in all of them."""
+"""SmolLM2-135M: 31 segments within a minute on two cores, every expected fusion in all of them."""
 
 from __future__ import annotations
 
@@ -38,3 +38,19 @@ def test_fp16(smollm2_gguf: Path, tmp_path: Path) -> None:
         version, manifest, "fp16", 89, flavour=report.flavour, builder_version=report.builder_version
     )
     assert problem is None
+
+
+@pytest.mark.slow
+def test_the_files_own_q4_1_codes(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """Half of FP16's bytes: 4 bits a weight, and a scale and a shift in FP16 for 32 of them."""
+    version = import_checkpoint(smollm2_gguf, tmp_path / "smollm2").version_dir
+    report = build_engines(version, "int4", 89, options=BuildOptions(verify=False, timing_cache_root=tmp_path))
+    assert Counter(report.schemes.values()) == {"int4": 4 * LAYERS, "int8_weight": 1}  # the tied head: a Q8_0 table
+    held = Counter(check.pattern for check in report.checks if check.holds)
+    assert held == {
+        "int4_matmul": PROFILES * 4 * LAYERS,
+        "int8_weight_matmul": PROFILES,
+        "residual_norm": PROFILES * 2 * LAYERS,
+        "gate_up_silu": PROFILES * LAYERS,
+    }
+    assert 120e6 < report.num_bytes < 130e6

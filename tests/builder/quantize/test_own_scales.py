@@ -13,9 +13,9 @@ import safetensors.torch
 import torch
 from builder.engine.conftest import CONFIG, tiny_weights
 from onnx import numpy_helper
+from trtbuild.engine.expand_codes import expand_codes
 from trtbuild.engine.prepare import prepare_graph
 from trtbuild.engine.segments import cut, load_graph
-from trtbuild.engine.source_graph import expand_int8
 from trtbuild.engine.tables import settle_tables
 from trtbuild.pipeline import import_checkpoint
 from trtbuild.quantize.recipe import Recipe
@@ -52,7 +52,7 @@ def prepared(source: Path, folder: Path, graph: str, precision: str) -> dict[str
     """The initializers of the first segment as TensorRT gets it; no calibration."""
     version = import_checkpoint(source, folder, precisions=(graph,)).version_dir
     model = load_graph(next(version.glob("*.onnx")))
-    expand_int8(model)
+    expand_codes(model)
     recipe = Recipe(precision)
     pieces, _ = settle_tables(cut(model), recipe)
     made = prepare_graph(pieces.segments[0].model, "segment_000", recipe, {}, folder)

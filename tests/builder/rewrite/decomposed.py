@@ -127,20 +127,77 @@ def transposed_weight(*, stored: bool = True) -> ir.Model:
     return w.model()
 
 
-def asymmetric_int4(
-    *, signed: bool = False, bias: bool = False, symmetric: bool = False, wide: bool = False
+def asymmetric(
+    *, dtype: type = ml_dtypes.uint4, bias: bool = False, symmetric: bool = False, axis: int = 1
 ) -> ir.Model:
-    """AWQ's form: 4-bit codes with a zero point a block. `symmetric` puts all of those in the middle."""
+    """AWQ's and GPTQ's form: codes with a zero point a block. `symmetric` puts all of those in the middle."""
     w = Writer()
     x = w.input("x", ["T", WIDTH])
     random = np.random.default_rng(0)
-    num_groups, low = WIDTH // 32, -8 if signed else 0
-    codes = random.integers(low, low + 16, (64, WIDTH))
-    zeros = np.full((64, num_groups), low + 8) if symmetric else random.integers(low + 4, low + 12, (64, num_groups))
-    dtype = np.int8 if wide else ml_dtypes.int4 if signed else ml_dtypes.uint4
-    scales = w.constant("scales", random.uniform(0.01, 0.02, (64, num_groups)).astype(np.float32))
+    num_groups, info = WIDTH // 32, ml_dtypes.iinfo(dtype)
+    low, high = info.min, info.max
+    codes = random.integers(low, high + 1, (64, WIDTH) if axis == 1 else (WIDTH, 64))
+    shape = (64, num_groups) if axis == 1 else (num_groups, 64)
+    middle = (low + high + 1) // 2
+    zeros = np.full(shape, middle) if symmetric else random.integers(middle - 4, middle + 4, shape)
+    scales = w.constant("scales", random.uniform(0.01, 0.02, shape).astype(np.float32))
     values = [w.constant("codes", codes.astype(dtype)), scales, w.constant("zeros", zeros.astype(dtype))]
-    weight = w.op("weight", "DequantizeLinear", *values, axis=1, block_size=32)
+    weight = w.op("weight", "DequantizeLinear", *values, axis=axis, block_size=32)
     inputs = (x, weight, w.weight("b", 64)) if bias else (x, weight)
-    w.output(w.op("y", "Gemm", *inputs, transB=1), ["T", 64])
+    w.output(w.op("y", "Gemm", *inputs, transB=axis), ["T", 64])
+    return w.model()
+
+
+def float_zeros(
+    *, bits: int = 4, packed: bool = True, num_out: int = 64, bias: bool = False, rows: bool = False
+) -> ir.Model:
+    """GGUF's form for types with a minimum: (Cast(codes) - zeros) * scales. `rows` has one zero point a row."""
+    w = Writer()
+    x = w.input("x", ["T", WIDTH])
+    random = np.random.default_rng(0)
+    groups = (num_out, WIDTH // 32, 1)
+    codes = random.integers(0, 1 << bits, (num_out, WIDTH // 32, 32)).astype(ml_dtypes.uint4 if packed else np.uint8)
+    zeros = random.uniform(0, (1 << bits) - 1, (num_out, 1, 1) if rows else groups).astype(np.float32)
+    scales = random.uniform(0.1, 0.2, groups).astype(np.float32) / (1 << bits)
+    cast = w.op("floats", "Cast", w.constant("codes", codes), to=int(ir.DataType.FLOAT))
+    shifted = w.op("shifted", "Sub", cast, w.constant("zeros", zeros))
+    scaled = w.op("scaled", "Mul", shifted, w.constant("scales", scales))
+    weight = w.op("weight", "Reshape", scaled, w.constant("shape", np.array([-1, WIDTH])))
+    inputs = (x, weight, w.weight("b", num_out)) if bias else (x, weight)
+    w.output(w.op("y", "Gemm", *inputs, transB=1), ["T", num_out])
+    return w.model()
+
+
+def blocks(
+    *, dtype: type = np.int8, largest: int = 31, size: int = 32, num_out: int = 64, bias: bool = False
+) -> ir.Model:
+    """Signed codes in blocks of input channels, without zero points."""
+    w = Writer()
+    x = w.input("x", ["T", WIDTH])
+    random = np.random.default_rng(0)
+    codes = random.integers(-largest, largest + 1, (num_out, WIDTH)).astype(dtype)
+    scales = random.uniform(0.1, 0.2, (num_out, WIDTH // size)).astype(np.float32) / largest
+    values = (w.constant("codes", codes), w.constant("scales", scales))
+    weight = w.op("weight", "DequantizeLinear", *values, axis=1, block_size=size)
+    inputs = (x, weight, w.weight("b", num_out)) if bias else (x, weight)
+    w.output(w.op("y", "Gemm", *inputs, transB=1), ["T", num_out])
+    return w.model()
+
+
+def two_layers_over_one_input() -> ir.Model:
+    """Q and K of a k-quant file that could not be joined: float zero points of 5 bits and of 4, in equal groups."""
+    w = Writer()
+    x = w.input("x", ["T", WIDTH])
+    random = np.random.default_rng(0)
+    products = []
+    for name, bits in (("wide", 5), ("narrow", 4), ("other", 5)):
+        groups = (64, WIDTH // 32, 1)
+        codes = random.integers(0, 1 << bits, (64, WIDTH // 32, 32)).astype(np.uint8)
+        zeros = w.constant(f"{name}_zeros", random.uniform(0, 15, groups).astype(np.float32))
+        scales = w.constant(f"{name}_scales", random.uniform(0.01, 0.02, groups).astype(np.float32))
+        cast = w.op(f"{name}_floats", "Cast", w.constant(f"{name}_codes", codes), to=int(ir.DataType.FLOAT))
+        scaled = w.op(f"{name}_scaled", "Mul", w.op(f"{name}_shifted", "Sub", cast, zeros), scales)
+        weight = w.op(f"{name}_weight", "Reshape", scaled, w.constant(f"{name}_shape", np.array([-1, WIDTH])))
+        products.append(w.op(name, "Gemm", x, weight, transB=1))
+    w.output(w.op("y", "Concat", *products, axis=1), ["T", 192])
     return w.model()

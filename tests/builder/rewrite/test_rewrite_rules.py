@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -16,6 +18,7 @@ from trtbuild import rewrite as rewrite_package
 from trtbuild.rewrite import (
     cast_scaled_weight,
     flattened_linear,
+    float_zero_points,
     gelu_erf,
     gelu_tanh,
     layer_norm,
@@ -23,11 +26,14 @@ from trtbuild.rewrite import (
     silu,
     softmax,
     transposed_weight,
+    unfused_blocks,
     zero_point_correction,
 )
-from trtbuild.rewrite.rules import RULES, rewrite
+from trtbuild.rewrite.rules import INT4_RULES, RULES, rewrite
 
-CORRECTED = ["DequantizeLinear", "Gemm", "Reshape", "ReduceSum", "Gemm", "Sub"]
+CODED = ["DequantizeLinear", "Gemm"]
+PAIR = ["DequantizeLinear", "Concat", "Gemm"]
+CORRECTION = ["Reshape", "ReduceSum", "Gemm", "Add"]
 
 CASES: list[tuple[ModuleType, Callable[[], ir.Model], list[str]]] = [
     (layer_norm, forms.layer_norm, ["LayerNormalization"]),
@@ -47,9 +53,25 @@ CASES: list[tuple[ModuleType, Callable[[], ir.Model], list[str]]] = [
     (cast_scaled_weight, forms.cast_scaled_weight, ["DequantizeLinear", "MatMul"]),
     (cast_scaled_weight, lambda: forms.cast_scaled_weight(rows=True), ["DequantizeLinear", "MatMul"]),
     (transposed_weight, forms.transposed_weight, ["MatMul"]),
-    (zero_point_correction, forms.asymmetric_int4, CORRECTED),
-    (zero_point_correction, lambda: forms.asymmetric_int4(signed=True, bias=True), CORRECTED),
-    (zero_point_correction, lambda: forms.asymmetric_int4(symmetric=True), ["DequantizeLinear", "Gemm"]),
+    (zero_point_correction, forms.asymmetric, CODED + CORRECTION),
+    (zero_point_correction, lambda: forms.asymmetric(dtype=ml_dtypes.int4, bias=True), CODED + CORRECTION),
+    (zero_point_correction, lambda: forms.asymmetric(symmetric=True, bias=True), CODED),
+    (zero_point_correction, lambda: forms.asymmetric(dtype=np.uint8, bias=True), PAIR + CORRECTION),
+    (zero_point_correction, lambda: forms.asymmetric(dtype=np.int8), PAIR + CORRECTION),
+    (float_zero_points, forms.float_zeros, CODED + CORRECTION),
+    (float_zero_points, lambda: forms.float_zeros(packed=False, bias=True), CODED + CORRECTION),
+    (float_zero_points, lambda: forms.float_zeros(bits=5, packed=False), PAIR + CORRECTION),
+    (float_zero_points, lambda: forms.float_zeros(num_out=63), ["DequantizeLinear", "Gemm", "Slice", *CORRECTION]),
+    (unfused_blocks, forms.blocks, PAIR),
+    (unfused_blocks, lambda: forms.blocks(size=16, bias=True), PAIR),
+    (unfused_blocks, lambda: forms.blocks(largest=127), PAIR + CORRECTION),
+    (unfused_blocks, lambda: forms.blocks(largest=127, size=WIDTH, bias=True), CODED),
+    (unfused_blocks, lambda: forms.blocks(dtype=ml_dtypes.int4, largest=7, size=WIDTH), CODED),
+    (
+        unfused_blocks,
+        lambda: forms.blocks(dtype=ml_dtypes.int4, largest=7, num_out=63, bias=True),
+        ["DequantizeLinear", "Gemm", "Slice", "Add"],
+    ),
 ]
 
 NEAR_MISSES: list[tuple[ModuleType, Callable[[], ir.Model]]] = [
@@ -63,7 +85,9 @@ NEAR_MISSES: list[tuple[ModuleType, Callable[[], ir.Model]]] = [
     (flattened_linear, lambda: forms.flattened_linear_gelu(restores=False)),
     (cast_scaled_weight, lambda: forms.cast_scaled_weight(scalar=True)),
     (transposed_weight, lambda: forms.transposed_weight(stored=False)),
-    (zero_point_correction, lambda: forms.asymmetric_int4(signed=True, wide=True)),
+    (zero_point_correction, lambda: forms.asymmetric(axis=0)),
+    (float_zero_points, lambda: forms.float_zeros(rows=True)),
+    (unfused_blocks, lambda: forms.blocks(dtype=ml_dtypes.int4, largest=7)),
 ]
 
 
@@ -96,7 +120,19 @@ def test_a_near_miss_stays(rule: ModuleType, make: Callable[[], ir.Model]) -> No
 
 def test_every_file_is_a_rule_and_every_rule_is_tested() -> None:
     folder = Path(next(iter(rewrite_package.__path__)))
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "rules", "constants"}
-    assert {rule.__name__.rpartition(".")[2] for rule in RULES} == files
-    assert {rule for rule, _, _ in CASES} == set(RULES)
-    assert {rule for rule, _ in NEAR_MISSES} == set(RULES)
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "rules", "constants", "coded_gemm"}
+    rules = {*RULES, *INT4_RULES}
+    assert {rule.__name__.rpartition(".")[2] for rule in rules} == files
+    assert {rule for rule, _, _ in CASES} == rules
+    assert {rule for rule, _ in NEAR_MISSES} == rules
+
+
+def test_layers_over_one_input_share_what_is_computed_of_it() -> None:
+    before = forms.two_layers_over_one_input()
+    after = copy_of(before)
+    assert rewrite(after) == {"float_zero_points": 3}
+    made = Counter(operators(after))
+    assert (made["ReduceSum"], made["Concat"]) == (1, 1 + 1)  # one of two copies of x, and the graph's own
+    assert made["Gemm"] == 2 * 3
+    x = sample(before)
+    np.testing.assert_allclose(run(after, x=x), run(before, x=x), rtol=1e-4, atol=1e-5)

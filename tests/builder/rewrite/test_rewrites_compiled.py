@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -13,7 +14,7 @@ from builder.engine.graphs import WIDTH
 from builder.rewrite import decomposed as forms
 from trtbuild.engine.layer_report import Kernel
 from trtbuild.quantize.float_types import cast_floats
-from trtbuild.rewrite.rules import rewrite
+from trtbuild.rewrite.rules import INT4_RULES, rewrite
 from trtdecode.errors import BuildError, UnsupportedError
 
 
@@ -43,11 +44,58 @@ def test_cast_scaled_weights_build_at_all_and_run_in_int8(tmp_path: Path) -> Non
 
 def test_asymmetric_int4_parses_at_all_and_runs_in_int4(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="TensorRT's parser refuses"):
-        compile_fp16(forms.asymmetric_int4(), tmp_path)
+        compile_fp16(forms.asymmetric(), tmp_path)
     with pytest.raises(UnsupportedError, match="Non-zero zero point is not supported"):
-        compile_fp16(forms.asymmetric_int4(signed=True), tmp_path)
-    kernels = compile_fp16(rewritten(forms.asymmetric_int4()), tmp_path)
-    assert [kernel.dtypes for kernel in kernels if "Int4" in kernel.dtypes and kernel.is_matmul]
+        compile_fp16(forms.asymmetric(dtype=ml_dtypes.int4), tmp_path)
+    assert_int4_stays(compile_fp16(rewritten(forms.asymmetric()), tmp_path))
+
+
+def assert_int4_stays(kernels: tuple[Kernel, ...]) -> None:
+    """INT4 enters matmuls, and nothing dequantises before them."""
+    readers = [kernel for kernel in kernels if "Int4" in kernel.dtypes]
+    assert readers
+    assert all(kernel.is_matmul for kernel in readers)
+
+
+def test_float_zero_points_build_at_all_and_run_in_int4(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="Failed to import initializer: codes"):
+        compile_fp16(forms.float_zeros(), tmp_path)
+    assert_int4_stays(compile_fp16(rewritten(forms.float_zeros()), tmp_path))
+
+
+def test_five_bits_stay_quantised(tmp_path: Path) -> None:
+    """Written out, the arithmetic on constants is folded: the engine then holds FP16."""
+
+    def make() -> ir.Model:
+        return forms.float_zeros(bits=5, packed=False)
+
+    (before,) = compile_fp16(make(), tmp_path)
+    assert "Half" in before.dtypes
+    assert_int4_stays(compile_fp16(rewritten(make()), tmp_path))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        forms.blocks,
+        lambda: forms.blocks(dtype=ml_dtypes.int4, largest=7, size=WIDTH),
+        lambda: forms.blocks(dtype=ml_dtypes.int4, largest=7, num_out=63),
+    ],
+)
+def test_blocks_that_were_dequantised_first_run_in_int4(make: Callable[[], ir.Model], tmp_path: Path) -> None:
+    before = compile_fp16(make(), tmp_path)
+    assert [kernel for kernel in before if {"Int8", "Int4"} & set(kernel.dtypes) and not kernel.is_matmul]
+    after = make()
+    assert rewrite(after, INT4_RULES) == {"unfused_blocks": 1}
+    assert_int4_stays(compile_fp16(after, tmp_path))
+
+
+def test_int8_with_a_scale_a_row_runs_in_int8(tmp_path: Path) -> None:
+    after = forms.blocks(largest=127, size=WIDTH)
+    rewrite(after, INT4_RULES)
+    (kernel,) = compile_fp16(after, tmp_path)
+    assert kernel.is_matmul
+    assert "Int8" in kernel.dtypes
 
 
 @pytest.mark.parametrize("make", [forms.layer_norm, forms.rms_norm])
