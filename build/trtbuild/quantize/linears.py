@@ -109,7 +109,7 @@ def kept_schemes(graph: ir.Graph) -> dict[str, str]:
         scheme = _KEPT.get(weight.inputs[0].dtype or ir.DataType.UNDEFINED)
         source = node.inputs[0].producer() if node.inputs[0] is not None else None
         has_quantized_input = source is not None and source.op_type == "DequantizeLinear"
-        if NUM_COPIES in node.metadata_props:
+        if int(node.metadata_props.get(NUM_COPIES, "1")) > 1:
             scheme = "int4_pair"
         if scheme is not None:
             found[node.name or ""] = "int8_weight" if scheme == "int8" and not has_quantized_input else scheme

@@ -14,7 +14,7 @@ from trtbuild.quantize.signed_codes import SignedCodes
 #: Mark of nodes whose stored operand must not be quantised.
 KEEP_FLOAT = "trtdecode.keep_float"
 
-#: Mark of a Gemm over several copies of its input: how many.
+#: Mark of each Gemm over codes that is written here: over how many copies of its input.
 NUM_COPIES = "trtdecode.num_copies"
 
 #: Mark of nodes that layers over the same input share: what they compute of it.
@@ -66,8 +66,7 @@ def _product(op: Any, x: ir.Value, signed: SignedCodes, bias: ir.Value | None, n
         )
         product = op.Slice(padded, begin, end, axis, _outputs=[name if bias is None else f"{name}/odd"])
         product = product if bias is None else op.Add(product, bias, _outputs=[name])
-    if copies > 1:
-        node.metadata_props[NUM_COPIES] = str(copies)
+    node.metadata_props[NUM_COPIES] = str(copies)
     return product
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
 from trtbuild.quantize.signed_codes import signed_codes
-from trtbuild.rewrite.coded_gemm import coded_gemm
+from trtbuild.rewrite.coded_gemm import NUM_COPIES, coded_gemm
 from trtbuild.rewrite.constants import plain_gemm
 
 
@@ -38,6 +38,8 @@ class UnfusedBlocks(pattern.RewriteRuleClassBase):
         is_unfused_int4 = rows % 2 == 1 or (scales.shape[1] == 1 and columns % 2 == 0)
         if codes.dtype != ir.DataType.INT8 and not (codes.dtype == ir.DataType.INT4 and is_unfused_int4):
             return result.fail("fused as it is", codes)
+        if NUM_COPIES in product.producer().metadata_props:
+            return result.fail("made by a rule: it would match without end", product)
         if not plain_gemm(product.producer()):
             return result.fail("the Gemm scales or transposes its input", product)
         return result
