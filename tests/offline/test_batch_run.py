@@ -20,7 +20,7 @@ GREEDY = {"model": "chain", "temperature": 0}
 
 @pytest.fixture
 def answerer(chain_replica: Replica) -> Answerer:
-    return Answerer(chain_replica, "chain")
+    return Answerer(chain_replica, "chain", max_in_flight=4)
 
 
 def completion(answerer: Answerer, **fields: Any) -> dict[str, Any]:
@@ -133,7 +133,6 @@ def test_answers_everything_once(tmp_path: Path, answerer: Answerer) -> None:
         source,
         tmp_path / "out.jsonl",
         answerer,
-        max_in_flight=8,
         on_result=lambda s: seen.append(s.num_ok + s.num_failed),
     )
     assert summary == BatchSummary(40, 0, 40, 0, sum(range(1, 41)))
@@ -149,9 +148,9 @@ def test_goes_on_after_an_interruption(tmp_path: Path, answerer: Answerer) -> No
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_batch(source, tmp_path / "out.jsonl", answerer, max_in_flight=4, on_result=interrupt)
+        run_batch(source, tmp_path / "out.jsonl", answerer, on_result=interrupt)
     assert len(texts(tmp_path / "out.jsonl")) == 5
-    summary = run_batch(source, tmp_path / "out.jsonl", answerer, max_in_flight=4)
+    summary = run_batch(source, tmp_path / "out.jsonl", answerer)
     assert (summary.num_taken_up, summary.num_ok) == (5, 7)
     assert texts(tmp_path / "out.jsonl") == {f"r{i}": cycle_text(i) for i in range(1, 13)}
 

@@ -11,10 +11,13 @@ from trtdecode.cli.repository import DEFAULT_REPOSITORY, choose_model, newest_ve
 from trtdecode.errors import ConfigError
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from rich.console import Console
     from rich.progress import Progress
 
     from trtdecode.config import ServingConfig
+    from trtdecode.offline.run import Answers
 
 
 def register(app: typer.Typer) -> None:
@@ -32,42 +35,67 @@ def batch(
 ) -> None:
     """Answer a file of requests on the same loop that serves, without a server.
 
-    A line is `{"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}`. Run it again after
-    an interruption and it goes on where it stopped; lines that failed with a status of 500 or more are tried again.
+    A line is `{"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}`; url may also be
+    /v1/completions, or /v1/embeddings (/v1/rerank) where the model is an encoder (a reranker). Run it again after an
+    interruption and it goes on where it stopped; lines that failed with a status of 500 or more are tried again.
     """
+    import contextlib
     import time
 
     from rich.console import Console
 
-    from trtdecode.offline.answer import Answerer
     from trtdecode.offline.run import BatchSummary, run_batch
-    from trtdecode.replica import Replica
 
-    config = parse_settings(settings or [])
+    parse_settings(settings or [])  # what is wrong with them is said before anything else
     name = choose_model(repository, model)
     console = Console(stderr=True, highlight=False)
     started = time.monotonic()
-    with console.status(f"loading {name}"):
-        replica = Replica.load(newest_version_dir(repository, name), config)
-    with replica, _progress(console) as progress:
+    with contextlib.ExitStack() as opened:
+        with console.status(f"loading {name}"):
+            answerer = _load(newest_version_dir(repository, name), name, settings or [], opened)
+        progress = opened.enter_context(_progress(console))
         task = progress.add_task("", total=None, tokens="")
 
         def show(summary: BatchSummary) -> None:
             done = summary.num_taken_up + summary.num_ok + summary.num_failed
-            rate = summary.num_output_tokens / (time.monotonic() - started)
+            rate = summary.num_tokens / (time.monotonic() - started)
             progress.update(task, total=summary.num_requests, completed=done, tokens=f"{rate:.0f} tokens/s")
 
-        answerer = Answerer(replica, name)
         try:
-            summary = run_batch(source, target, answerer, max_in_flight=2 * config.max_num_seqs, on_result=show)
+            summary = run_batch(source, target, answerer, on_result=show)
         except KeyboardInterrupt:
             console.print("stopped; run the same command again to go on")
             raise
     seconds = time.monotonic() - started
     console.print(
         f"{summary.num_ok} answered, {summary.num_failed} failed, {summary.num_taken_up} done before; "
-        f"{summary.num_output_tokens} tokens in {seconds:.1f} s -> {target}"
+        f"{summary.num_tokens} tokens in {seconds:.1f} s -> {target}"
     )
+
+
+def _load(version_dir: Path, name: str, settings: list[str], opened: ExitStack) -> Answers:
+    """Who answers for the model; `opened` closes it. Raises ConfigError for a setting that the model does not read."""
+    import contextlib
+
+    from trtdecode.manifest import read_manifest
+
+    config = parse_settings(settings)
+    if read_manifest(version_dir).spec.task == "generate":
+        from trtdecode.offline.answer import Answerer
+        from trtdecode.replica import Replica
+
+        replica = opened.enter_context(Replica.load(version_dir, config))
+        return Answerer(replica, name, max_in_flight=2 * config.max_num_seqs)
+    from trtdecode.encoder.replica import EncoderReplica
+    from trtdecode.model_config import ENCODER_PARAMETERS
+    from trtdecode.offline.encode import EncoderAnswerer
+
+    for setting in settings:
+        if (key := setting.partition("=")[0]) not in ENCODER_PARAMETERS:
+            raise ConfigError(f"--set {key}: {name} is an encoder; these read {', '.join(sorted(ENCODER_PARAMETERS))}")
+    encoder = EncoderReplica.load(version_dir, config)
+    opened.enter_context(contextlib.closing(encoder))
+    return EncoderAnswerer(encoder, name)
 
 
 def parse_settings(settings: list[str]) -> ServingConfig:

@@ -27,6 +27,7 @@ from trtdecode.gateway.schemas import ChatRequest, CompletionRequest
 from trtdecode.gateway.service import Service
 from trtdecode.gateway.settings import GatewaySettings
 from trtdecode.gateway.streaming import ClientGone, EventStream, until_disconnect
+from trtdecode.gateway.validation import wrong_field
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
@@ -137,16 +138,6 @@ def _add_information(app: FastAPI) -> None:
         return PlainTextResponse(await app.state.engine_room.metrics_text())
 
 
-#: How pydantic names the alternatives of a union in the path to a field.
-_ALTERNATIVES = frozenset({"str", "int", "float", "bool", "NamedTool"})
-
-
-def _path(error: dict[str, Any]) -> list[str]:
-    """The path to the field, without the names of alternatives."""
-    path = [str(part) for part in error["loc"][1:] if part not in _ALTERNATIVES and "[" not in str(part)]
-    return [*path, error["ctx"]["field"]] if "field" in error.get("ctx", {}) else path
-
-
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(GatewayError)
     async def gateway_error(request: Request, error: GatewayError) -> JSONResponse:
@@ -158,10 +149,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         first = errors[0]
         if first["type"] == "json_invalid":
             return error_response(invalid(None, f"body: not JSON at byte {first['loc'][-1]}: {first['ctx']['error']}"))
-        # A union reports each alternative: the one that came furthest is what was meant.
-        deepest = max(errors, key=lambda one: len(_path(one)))
-        param = ".".join(_path(deepest)) or None
-        return error_response(invalid(param, f"{param or 'body'}: {deepest['msg']}"))
+        field, text = wrong_field(errors, num_outer=1)  # FastAPI puts "body" in front
+        return error_response(invalid(field or None, f"{field or 'body'}: {text}"))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

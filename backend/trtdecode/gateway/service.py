@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from trtdecode.gateway.answers import Answer, Sample, collect
 from trtdecode.gateway.cache import ResponseCache, SemanticCache, cacheable, request_key
+from trtdecode.gateway.encoder_bodies import EncoderRow
 from trtdecode.gateway.errors import GatewayError
 from trtdecode.gateway.prompts import Prompts
 from trtdecode.gateway.replicas import Replicas
@@ -20,7 +21,7 @@ from trtdecode.gateway.routing import Router
 from trtdecode.gateway.schemas import Sampling
 from trtdecode.gateway.settings import GatewaySettings
 from trtdecode.gateway.split_log import SplitLog
-from trtdecode.gateway.triton import EncoderRow, Generation, Piece, TritonConnection
+from trtdecode.gateway.triton import Generation, Piece, TritonConnection
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
 

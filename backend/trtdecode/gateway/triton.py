@@ -13,12 +13,10 @@ import numpy as np
 import tritonclient.grpc.aio as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from trtdecode.gateway.encoder_bodies import EncoderRow
 from trtdecode.gateway.errors import GatewayError, from_triton, invalid
 
 UNAVAILABLE_RETRY_AFTER = 2
-
-#: What an encoder is given: a text, token ids, or a query and a text.
-EncoderRow = str | list[int] | tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,41 +1,42 @@
-"""One line of a batch -> its result, with the bodies and answers of the gateway: offline and online are the same."""
+"""Lines for a generating model, with the bodies and answers of the gateway: offline and online are the same."""
 
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
-from trtdecode.errors import InvalidRequest, ManifestError, RequestError, wire_status
+from trtdecode.errors import ManifestError
 from trtdecode.gateway.answers import Answer, Sample
 from trtdecode.gateway.chat import chat_response
 from trtdecode.gateway.completions import completion_response
-from trtdecode.gateway.errors import GatewayError, invalid
+from trtdecode.gateway.errors import invalid
 from trtdecode.gateway.sampling import chat_parameters, completion_parameters
-from trtdecode.gateway.schemas import ChatRequest, CompletionRequest, Sampling
+from trtdecode.gateway.schemas import ChatRequest, CompletionRequest
 from trtdecode.offline.files import BatchLine
+from trtdecode.offline.line import check_url, result_of, validated
 from trtdecode.replica import Completion, Replica
 from trtdecode.sampling.params import SamplingParams
 from trtdecode.text.chat_ids import ChatEncoder
 from trtdecode.triton_outputs import logprobs_json
 
-Body = TypeVar("Body", bound=Sampling)
+Body = TypeVar("Body", ChatRequest, CompletionRequest)
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 
 
 class Answerer:
-    """Answers lines on one replica; `answer` may be called by many threads.
+    """Answers lines on one generating replica: enough requests in flight to fill the loop's batches.
 
     Args:
         model: the name that bodies must ask for.
+        max_in_flight: requests handed to the loop at a time; twice `max_num_seqs` keeps its batches full.
     """
 
-    def __init__(self, replica: Replica, model: str) -> None:
+    def __init__(self, replica: Replica, model: str, max_in_flight: int = 128) -> None:
+        self._max_in_flight = max_in_flight
         self._replica = replica
         self._model = model
         try:
@@ -43,45 +44,36 @@ class Answerer:
         except ManifestError:
             self._chat = None  # a base model: completions only
 
-    def answer(self, line: BatchLine) -> dict[str, Any]:
-        """The output line of one request: a body with status 200, or an error body with its status."""
-        request_id = uuid.uuid4().hex
+    def answers(self, lines: Iterable[BatchLine]) -> Iterator[dict[str, Any]]:
+        """Output lines as they finish. At most `max_in_flight` lines are held, however many there are."""
+        remaining = iter(lines)
+        running: set[Future[dict[str, Any]]] = set()
+        pool = ThreadPoolExecutor(self._max_in_flight, thread_name_prefix="trtdecode-batch")
         try:
-            status, body = 200, self._body(line, request_id)
-        except GatewayError as error:
-            status, body = error.status, error.body
-        except RequestError as error:
-            param = error.field if isinstance(error, InvalidRequest) else None
-            failed = GatewayError(wire_status(error).http_status, str(error), param=param)
-            status, body = failed.status, failed.body
-        return {
-            "id": f"batch_req_{request_id}",
-            "custom_id": line.custom_id,
-            "response": {"status_code": status, "request_id": request_id, "body": body},
-            "error": None,
-        }
+            while True:
+                while len(running) < self._max_in_flight and (line := next(remaining, None)) is not None:
+                    running.add(pool.submit(self.answer, line))
+                if not running:
+                    return
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield future.result()
+        finally:
+            # Left early (Ctrl-C): what has not started never will; what runs is cancelled when the replica closes.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def answer(self, line: BatchLine) -> dict[str, Any]:
+        """The output line of one request; may be called by many threads."""
+        return result_of(line, lambda request_id: self._body(line, request_id))
 
     def _body(self, line: BatchLine, request_id: str) -> dict[str, Any]:
-        if line.method != "POST":
-            raise invalid("method", f"method: got {line.method!r}; must be POST")
+        check_url(line, (CHAT_URL, COMPLETION_URL))
         if line.url == CHAT_URL:
             return self._chat_body(self._validated(ChatRequest, line.body), request_id)
-        if line.url == COMPLETION_URL:
-            return self._completion_body(self._validated(CompletionRequest, line.body), request_id)
-        raise invalid("url", f"url: got {line.url!r}; must be {CHAT_URL} or {COMPLETION_URL}")
+        return self._completion_body(self._validated(CompletionRequest, line.body), request_id)
 
     def _validated(self, kind: type[Body], raw: Any) -> Body:
-        try:
-            body = kind.model_validate(raw)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            path = [str(part) for part in first["loc"]]
-            if "field" in first.get("ctx", {}):
-                path.append(first["ctx"]["field"])
-            field = ".".join(path) or "body"
-            raise invalid(field, f"{field}: {first['msg']}") from None
-        if body.model != self._model:
-            raise GatewayError(404, f"model: got {body.model!r}; this run serves {self._model!r}", param="model")
+        body = validated(kind, raw, self._model)
         if body.stream:
             raise invalid("stream", "stream: got true; a batch has no streams, leave it out")
         return body
