@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from trtdecode.cli import main
+from trtdecode.doctor.finding import Limits
 from trtdecode.doctor.readings import Readings, Scrape, read_recording, scrapes_of
-from trtdecode.doctor.tree import Limits, diagnose
+from trtdecode.doctor.tree import diagnose
 from trtdecode.errors import ConfigError
 from trtdecode.loadtest.server_metrics import Sample
 

@@ -28,16 +28,18 @@ def doctor(
     recording: Annotated[Path | None, typer.Option(help="Diagnose such a file instead of a server.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a model.")] = False,
 ) -> None:
-    """Watch a server for some seconds and name its bottleneck: queue, KV blocks, host, compute or memory bandwidth.
+    """Watch a server for some seconds and name its bottleneck: queue, KV blocks, host, compute or memory bandwidth; of
+    an encoder: delay, batch size, host or compute.
 
     Each answer comes with the figures that decided and the next step.
     """
     import dataclasses
 
     from trtdecode.doctor import readings, tree
+    from trtdecode.doctor.finding import Limits
     from trtdecode.errors import ConfigError
 
-    limits = tree.Limits(ridge_tokens=_ridge(device, precision)) if device else tree.Limits()
+    limits = Limits(ridge_tokens=_ridge(device, precision)) if device else Limits()
     if recording is not None:
         texts = readings.read_recording(recording)
     else:

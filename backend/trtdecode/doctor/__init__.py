@@ -2,5 +2,7 @@
 
 readings.py    scrapes of /metrics over some seconds -> one `Readings` a model
 log_signs.py   lines of the server's log that mean something
-tree.py        the decision tree: questions in order, each with its evidence and the next step
+finding.py     what a question is asked with and answers
+tree.py        the diagnosis: questions in order, each with its evidence and the next step
+decoder_tree.py, encoder_tree.py    the questions for generating models and for encoders
 """

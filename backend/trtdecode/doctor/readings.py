@@ -40,6 +40,11 @@ class Readings:
         self.seconds = scrapes[-1].at - scrapes[0].at
         self._sums = [_sums(scrape.samples, model) for scrape in scrapes]
 
+    @property
+    def is_encoder(self) -> bool:
+        """Encoders have steps and no KV cache."""
+        return "trtdecode_kv_blocks_total" not in self._sums[-1]
+
     def gauge(self, name: str) -> list[float]:
         """The gauge at every scrape; scrapes without it are left out."""
         return [sums[name] for sums in self._sums if name in sums]
@@ -70,8 +75,8 @@ class Readings:
 
 
 def models(scrape: Scrape) -> list[str]:
-    """Models that our backend serves."""
-    return sorted({s.labels["model"] for s in scrape.samples if s.name == "trtdecode_kv_blocks_total"})
+    """Models that our backend serves, encoders too."""
+    return sorted({s.labels["model"] for s in scrape.samples if s.name == "trtdecode_steps_total"})
 
 
 def watch(read: Callable[[], str], seconds: float, interval: float) -> list[tuple[float, str]]:
