@@ -105,7 +105,7 @@ class DecoderJob:
         self._is_part = is_rank_part(model.graph)
         recipe.mixed.require_matches(model.graph)
         keeps_codes = self._source == KEPT and recipe.precision == "int4"
-        expand_codes(model, only_tables=keeps_codes)
+        expand_codes(model, keep=lambda user: keeps_codes and recipe.mixed.of_node(user) in (None, recipe.precision))
         statistics = self._statistics(model.graph)
         pieces, tables = settle_tables(cut(model), recipe)
         wanted = {segment.name: self._store.find(segment.name, self._key) for segment in pieces.segments}

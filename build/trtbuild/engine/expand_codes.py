@@ -24,13 +24,13 @@ _LOOKUPS = (("Gather", "Cast", "Reshape", "Mul", "Reshape"), ("Gather", "Cast", 
 _SHIFTED = ("Cast", "Sub", "Mul", "Reshape")
 
 
-def expand_codes(model: ir.Model, *, only_tables: bool = False) -> int:
+def expand_codes(model: ir.Model, *, keep: Callable[[ir.Node], bool] = lambda user: False) -> int:
     """Changes `model` in place; returns how many matrices were expanded.
 
     Weights stay lazy: each is dequantised when its segment is prepared.
 
     Args:
-        only_tables: leave codes that are multiplied with and never looked up.
+        keep: whether the codes that a node multiplies with stay; those that are looked up too never do.
 
     Raises:
         BuildError: codes are used in a form that is not known; the text names node and remedy.
@@ -41,8 +41,11 @@ def expand_codes(model: ir.Model, *, only_tables: bool = False) -> int:
     tables = {node.inputs[0] for node in lookups}
     for node in list(graph):
         codes = node.inputs[0] if node.op_type in ("DequantizeLinear", "Cast") else None
-        if codes is not None and _is_codes(codes) and (codes in tables or not only_tables):
-            _expand_dense(graph, node, floats)
+        if codes is not None and _is_codes(codes):
+            chain = _chain(node, (_SHIFTED,)) if node.op_type == "Cast" else [node]
+            users = chain[-1].outputs[0].consumers()
+            if codes in tables or not all(map(keep, users)):
+                _expand_dense(graph, chain, floats)
     for node in lookups:
         _expand_lookup(graph, node, floats)
     RemoveUnusedNodesPass()(model)  # the lookups of scales
@@ -53,13 +56,12 @@ def _is_codes(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer() and value.dtype in _CODES
 
 
-def _expand_dense(graph: ir.Graph, node: ir.Node, floats: dict[ir.Value, ir.Value]) -> None:
-    codes = _input(node, 0)
-    if node.op_type == "Cast":
-        chain = _chain(node, (_SHIFTED,))
+def _expand_dense(graph: ir.Graph, chain: list[ir.Node], floats: dict[ir.Value, ir.Value]) -> None:
+    """A DequantizeLinear, or the nodes of the written-out form."""
+    node, codes = chain[0], _input(chain[0], 0)
+    if len(chain) > 1:
         scales, zeros = _stored_side(chain[2], chain[1]), _stored_side(chain[1], chain[0])
     else:
-        chain = [node]
         scales, zeros = _input(node, 1), node.inputs[2] if len(node.inputs) > 2 else None
         axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
         if (axis, bool(block)) not in ((1, True), (0, False)):

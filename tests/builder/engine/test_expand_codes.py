@@ -84,11 +84,13 @@ def test_zero_points_of_gptq_are_taken_off(tmp_path: Path, graph: str) -> None:
     np.testing.assert_array_equal(found["model.layers.0.mlp.down_proj.weight.float"], wanted)
 
 
-def test_only_tables_leaves_what_is_multiplied_with(tmp_path: Path) -> None:
+def test_what_is_kept(tmp_path: Path) -> None:
     version = import_checkpoint(gguf_file(tmp_path / "m.gguf", "Q4_1", tied=False), tmp_path / "m").version_dir
     model = load_graph(version / "decoder.int4.onnx")
-    assert expand_codes(model, only_tables=True) == 1
-    assert sum(node.op_type == "Sub" for node in model.graph) == 1 + 4 * 2  # the head of its own, the layers
+    assert expand_codes(model, keep=lambda user: user.name != "layers.1/mlp/Gemm") == 1 + 1  # the table is looked up
+    assert sum(node.op_type == "Sub" for node in model.graph) == 1 + 4 * 2 - 1  # the head of its own, the layers
+    (linear,) = find_linears(model.graph)
+    assert linear.name == "layers.1/mlp/Gemm"
 
 
 def test_codes_in_an_unknown_form_are_named() -> None:

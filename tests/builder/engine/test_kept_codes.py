@@ -92,7 +92,7 @@ def test_the_pieces_are_the_dequantised_graph(source: tuple[Path, dict[str, int]
     assert expected is not None
     recipe = Recipe("int4", mixed=parse_mixed("{embedding: fp16}", "test"))
     model = load_graph(path)
-    expand_codes(model, only_tables=True)
+    expand_codes(model, keep=lambda user: True)
     pieces, tables = settle_tables(cut(model), recipe)
     arrays = {name: table.numpy() for name, table in tables.items()}
     runner = SegmentRunner([batch], BLOCK_SIZE, pieces.steps, arrays, "f16")
@@ -122,6 +122,18 @@ def test_engines_read_the_codes(source: tuple[Path, dict[str, int]], tmp_path: P
     kernels = [kernel for segment in read_report(report.layers_path).segments for kernel in segment.kernels]
     readers = [kernel for kernel in kernels if {"Int4", "Int8"} & set(kernel.dtypes)]
     assert all(kernel.is_matmul for kernel in readers)  # nothing unfolds a weight before its matmul
+
+
+def test_a_mixed_file_outranks_kept_codes(tmp_path: Path) -> None:
+    source = gguf_file(tmp_path / "source", Quant.Q4_1, {}, LLAMA_SIZES)
+    version = import_checkpoint(source, tmp_path / "model", precisions=("int4",)).version_dir
+    recipe = Recipe("int4", mixed=parse_mixed('{"layers.1/mlp/Gemm": fp16}', "test"))
+    options = BuildOptions(max_num_seqs=4, max_num_batched_tokens=32, timing_cache_root=tmp_path)
+    report = build_engines(version, "int4", 89, recipe=recipe, options=options)
+    assert report.schemes["layers.1/mlp/Gemm"] == "float"
+    assert report.schemes["layers.0/mlp/Gemm/codes"] == "int4"
+    held = {(check.pattern, check.nodes) for check in report.checks if check.holds}
+    assert ("f16_island", ("layers.1/mlp/Gemm",)) in held
 
 
 def test_other_codes_are_refused_by_name(tmp_path: Path) -> None:
