@@ -1,4 +1,4 @@
-"""A plan as a terminal table."""
+"""Plans as terminal tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from trtdecode.plan.encoder_report import EncoderRow
 from trtdecode.plan.report import Row
 
 
@@ -39,6 +40,34 @@ def plan_table(rows: Sequence[Row], best: Row, api_price: float) -> Table:
             f"{row.tokens_per_s * row.replicas:.0f}",
             f"{bounds.prefill_tokens_per_s * row.efficiency:.0f}",
             f"{row.cost_per_million_tokens:.3f}",
+        ]
+        if api_price:
+            cells.append(f"{1 - row.cost_per_million_tokens / api_price:.0%}")
+        table.add_row(*cells, style="bold" if row is best else None)
+    return table
+
+
+def encoder_table(rows: Sequence[EncoderRow], best: EncoderRow, api_price: float) -> Table:
+    """One line a row, the recommended one marked. With a price elsewhere, the saving against it."""
+    table = Table()
+    headings = ["device", "precision", "memory GiB", "max batch", "preferred", "delay us", "batch ms", "bound by"]
+    headings += ["texts/s", "tokens/s", "$/M tokens"]
+    for heading in headings + (["saves"] if api_price else []):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        sizes = row.batching
+        cells = [
+            row.device.name,
+            row.precision,
+            f"{sizes.memory_bytes / 2**30:.2f}",
+            str(sizes.max_batch_size),
+            f"{sizes.preferred_batch_sizes[0]}+",
+            f"{sizes.max_queue_delay * 1e6:.0f}",
+            f"{sizes.batch_seconds * 1e3:.2f}",
+            sizes.limit,
+            f"{sizes.texts_per_s:.0f}",
+            f"{row.tokens_per_s:.0f}",
+            f"{row.cost_per_million_tokens:.6f}",
         ]
         if api_price:
             cells.append(f"{1 - row.cost_per_million_tokens / api_price:.0%}")
