@@ -28,6 +28,7 @@ from trtbuild.graph.author import PRECISIONS, author_graph, config_of
 from trtbuild.graph.check import check_graph
 from trtbuild.graph.encoder_config import EncoderConfig
 from trtbuild.graph.family import ModelConfig
+from trtbuild.quantize.int8 import DEFAULT_GROUP_SIZE
 from trtbuild.ranks import check_layout, write_rank_graphs, write_rank_manifests
 
 #: Packages whose versions the manifest records.
@@ -61,6 +62,7 @@ class _Import:
     config: ModelConfig
     overrides: dict[str, Any]
     ranks: RankLayout
+    group_size: int
     graphs: dict[str, str] = field(default_factory=dict)
 
 
@@ -90,8 +92,8 @@ def import_checkpoint(
         tokenizer: a folder whose tokenizer files are used instead of the checkpoint's.
         replace: overwrite an existing version.
         ranks: how many ranks the model is split over; each gets a folder of its own (ranks.py). Default one.
-        requantize: unpack the codes of a quantised checkpoint and make INT8 a channel of them, without zero points. It
-            rounds twice, but the products of `compute_precision: int8` are fast on such weights only.
+        requantize: INT8 with one scale a row and no zero points, from the checkpoint's unpacked codes where it has
+            codes. It rounds twice, but the products of `compute_precision: int8` are fastest on such weights.
         progress: called with one line at the start of each stage.
 
     Raises:
@@ -121,7 +123,17 @@ def import_checkpoint(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        state = _Import(source, staging, report.precisions, report, checkpoint, config, dict(overrides or {}), ranks)
+        state = _Import(
+            source,
+            staging,
+            report.precisions,
+            report,
+            checkpoint,
+            config,
+            dict(overrides or {}),
+            ranks,
+            group_size=0 if requantize else DEFAULT_GROUP_SIZE,
+        )
         for title, stage in STAGES:
             progress(title)
             begin = time.perf_counter()
@@ -149,7 +161,7 @@ def _open(
     weights = checkpoint.weights
     if requantize:
         weights = UnpackedWeights(weights)
-        decisions.append("the checkpoint's own codes are unpacked and quantised anew")
+        decisions.append("INT8 weights are quantised anew, with one scale a row")
     config = override(checkpoint.config, overrides)
     return dataclasses.replace(checkpoint, config=config, tokenizer=files, weights=weights), decisions
 
@@ -162,9 +174,11 @@ def _write_graphs(state: _Import) -> None:
         stem = "decoder" if state.config.spec.task == "generate" else "encoder"
         file_name = f"{stem}.onnx" if precision == "f32" else f"{stem}.{precision}.onnx"
         if state.ranks.num_ranks == 1:
-            author_graph(state.checkpoint, state.staging / file_name, precision)
+            author_graph(state.checkpoint, state.staging / file_name, precision, group_size=state.group_size)
         else:
-            write_rank_graphs(state.checkpoint, state.staging, file_name, precision, state.ranks)
+            write_rank_graphs(
+                state.checkpoint, state.staging, file_name, precision, state.ranks, group_size=state.group_size
+            )
         state.graphs[precision] = file_name
 
 

@@ -22,6 +22,7 @@ from trtbuild.graph.check import check_graph
 from trtbuild.graph.config import DecoderConfig
 from trtbuild.graph.family import ModelConfig
 from trtbuild.graph.stages import layer_ranges, write_stages
+from trtbuild.quantize.int8 import DEFAULT_GROUP_SIZE
 
 
 def check_layout(config: ModelConfig, layout: RankLayout) -> None:
@@ -32,9 +33,14 @@ def check_layout(config: ModelConfig, layout: RankLayout) -> None:
 
 
 def write_rank_graphs(
-    checkpoint: Checkpoint, version_dir: Path, file_name: str, precision: str, layout: RankLayout
+    checkpoint: Checkpoint,
+    version_dir: Path,
+    file_name: str,
+    precision: str,
+    layout: RankLayout,
+    group_size: int = DEFAULT_GROUP_SIZE,
 ) -> None:
-    """Writes `rank_R/<file_name>` for every rank, and checks each."""
+    """Writes `rank_R/<file_name>` for every rank, and checks each. `group_size`: see `author_graph`."""
     num_stages = layout.pipeline_parallel_size
     config = config_of(checkpoint)
     for tensor_rank in range(layout.tensor_parallel_size):
@@ -42,13 +48,14 @@ def write_rank_graphs(
         targets = [rank_dir(version_dir, rank) / file_name for rank in ranks]
         for target in targets:
             target.parent.mkdir(exist_ok=True)
-        split = {"tensor_rank": tensor_rank, "tensor_parallel_size": layout.tensor_parallel_size}
+        size = layout.tensor_parallel_size
+        options = {"group_size": group_size, "tensor_rank": tensor_rank, "tensor_parallel_size": size}
         if num_stages == 1:
-            author_graph(checkpoint, targets[0], precision, **split)
+            author_graph(checkpoint, targets[0], precision, **options)
         else:
             with tempfile.TemporaryDirectory(dir=version_dir, prefix=".whole-") as scratch:
                 whole = Path(scratch) / file_name
-                author_graph(checkpoint, whole, precision, **split)
+                author_graph(checkpoint, whole, precision, **options)
                 ranges = layer_ranges(config.spec.num_layers, num_stages)
                 write_stages(whole, targets, ranges, config.spec.hidden_size)
         for stage, (rank, target) in enumerate(zip(ranks, targets, strict=True)):

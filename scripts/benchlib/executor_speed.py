@@ -90,7 +90,7 @@ def bound_variant(name: str, graph: Path, options: dict[str, Any], *, matmuls_on
     def make() -> tuple[Step, int]:
         import openvino as ov
         from trtdecode.executor.machine import usable_physical_cores
-        from trtdecode.executor.openvino_executor import PROGRAMS
+        from trtdecode.executor.openvino_precisions import programs
 
         threads = options.get("num_threads") or usable_physical_cores()
         core = ov.Core()
@@ -99,7 +99,7 @@ def bound_variant(name: str, graph: Path, options: dict[str, Any], *, matmuls_on
             strip_graph(graph, stripped, matmuls_only=matmuls_only)
             model = core.read_model(stripped)  # maps the weights, so the folder may go
         requests = []
-        for least, special in PROGRAMS[options.get("compute_precision", "f32")]:
+        for least, special in programs(options.get("compute_precision", "f32"), model):
             compiled = core.compile_model(model, "CPU", {**special, "INFERENCE_NUM_THREADS": threads})
             requests.append((least, compiled.create_infer_request()))
 

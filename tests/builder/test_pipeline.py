@@ -69,18 +69,21 @@ def test_four_bit_checkpoints_stay_four_bit(tmp_path: Path, kind: str, precision
 
 
 def test_codes_can_be_made_anew(tmp_path: Path) -> None:
-    """Kept, Q4_1 has a zero point a group of 32; anew, INT8 has a scale a channel and none: what fast products need."""
+    """Kept, Q4_1 has a zero point a group of 32; anew, INT8 has a scale a row and none: what fast products need."""
     model = make_model(transformers.LlamaConfig(**LLAMA_SIZES))
     quant = gguf.GGMLQuantizationType.Q4_1
     path = write_gguf(tmp_path / "m.gguf", llama_metadata(model.config), llama_tensors(model), quant=quant)
-    zeros = {}
+    zeros, groups = {}, {}
     for requantize in (False, True):
         report = import_checkpoint(path, tmp_path / f"anew{requantize}", precisions=("int8",), requantize=requantize)
         graph = onnx.load(str(report.version_dir / "decoder.int8.onnx"), load_external_data=False).graph
         zeros[requantize] = sum(node.op_type == "Sub" for node in graph.node)  # zero points that are no integers
-        anew = "the checkpoint's own codes are unpacked and quantised anew"
+        shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+        groups[requantize] = {shapes[name][1] for name in shapes if name.endswith("_scale")}
+        anew = "INT8 weights are quantised anew, with one scale a row"
         assert (anew in report.decisions) is requantize
     assert zeros[False] > 0 and zeros[True] == 0
+    assert 1 not in groups[False] and groups[True] == {1}
 
 
 def test_decisions_are_reported_and_kept(source: Path, tmp_path: Path) -> None:

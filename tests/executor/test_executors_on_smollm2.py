@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conformance.driver import Driver, Sequence
-from trtdecode.executor.openvino_executor import BF16_PRECISIONS, OpenVinoExecutor
+from trtdecode.executor.openvino_executor import OpenVinoExecutor
+from trtdecode.executor.openvino_precisions import BF16_PRECISIONS
 from trtdecode.executor.torch_executor import TorchExecutor
 
 pytestmark = pytest.mark.slow

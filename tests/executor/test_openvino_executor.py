@@ -12,8 +12,9 @@ from conformance.driver import Driver
 from conformance.numpy_reference import NumpyDecoder
 from conformance.tiny_graph import TinySpec
 from trtdecode.errors import ConfigError, ManifestError, UnsupportedError
-from trtdecode.executor.openvino_executor import BF16_PRECISIONS, COMPUTE_PRECISIONS, OpenVinoExecutor
+from trtdecode.executor.openvino_executor import OpenVinoExecutor
 from trtdecode.executor.openvino_paged_attention import check_openvino_version, read_decoder
+from trtdecode.executor.openvino_precisions import BF16_PRECISIONS, COMPUTE_PRECISIONS
 
 LLAMA = TinySpec()
 HAS_BF16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

@@ -28,7 +28,7 @@ def import_model(
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer.json to use instead.")] = None,
     requantize: Annotated[
-        bool, typer.Option("--requantize", help="Unpack a quantised checkpoint and make INT8 of it anew.")
+        bool, typer.Option("--requantize", help="INT8 anew, one scale a row: for compute_precision int8.")
     ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite an existing version.")] = False,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Split heads and MLPs over so many ranks.")] = 1,

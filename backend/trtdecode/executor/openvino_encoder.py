@@ -11,10 +11,10 @@ import numpy.typing as npt
 from trtdecode.errors import ConfigError, ManifestError
 from trtdecode.executor.encoder_base import ENCODER_INPUTS, EncoderBatch
 from trtdecode.executor.machine import usable_physical_cores
-from trtdecode.executor.openvino_executor import PROGRAMS, check_hardware
+from trtdecode.executor.openvino_precisions import check_hardware, programs
 
 #: `mixed` switches with the size of a decoder's step and has no meaning here.
-COMPUTE_PRECISIONS = tuple(name for name, programs in PROGRAMS.items() if len(programs) == 1)
+COMPUTE_PRECISIONS = ("f32", "int8", "bf16")
 
 
 class OpenVinoEncoder:
@@ -22,7 +22,7 @@ class OpenVinoEncoder:
 
     Args:
         graph_path: the ONNX file, weights beside it.
-        compute_precision: one of COMPUTE_PRECISIONS; what they mean stands in openvino_executor.py.
+        compute_precision: one of COMPUTE_PRECISIONS; what they mean stands in openvino_precisions.py.
         num_threads: threads of the executor; 0 is one a physical core.
 
     Raises:
@@ -55,7 +55,7 @@ class OpenVinoEncoder:
         properties: dict[str, Any] = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": int(self._facts["threads"]),
-            **PROGRAMS[compute_precision][0][1],
+            **programs(compute_precision, model)[0][1],
         }
         self._request = core.compile_model(model, "CPU", properties).create_infer_request()
 

@@ -1,13 +1,5 @@
 """The CPU executor: the graph compiled by OpenVINO, its paged attention over our block pool.
 
-Compute precisions. The first is exact and its results do not depend on which requests share a step; the others are
-faster on CPUs with the instructions, and round differently when the batch changes.
-
-    f32     weights are unpacked to f32, everything is computed in f32
-    int8    the inputs of INT8 matrix products are quantised to 8 bits in groups of 32, on the fly (needs VNNI to pay)
-    bf16    matrix products and attention in bfloat16 (needs AMX to pay)
-    mixed   int8 for small steps, bf16 for steps of MIXED_BF16_TOKENS and more: two compiled models, one KV pool
-
 SmolLM2-135M INT8 against its f32 weights over 1,400 tokens of text, as mean KL divergence and share of equal first
 choices: f32 0.0015 and 0.975, int8 0.0052 and 0.952, bf16 0.0029 and 0.954; a u8 KV cache adds 0.0001. Small means hide
 changed answers: asked for the capital of France under its default system prompt, f32 says Paris and the other three do
@@ -26,25 +18,18 @@ from trtdecode.errors import ConfigError
 from trtdecode.executor.base import GRAPH_INPUTS, GRAPH_OUTPUT, Batch, BatchResult
 from trtdecode.executor.kv_pool import HostBlocks, blocks_in_budget, host_blocks_in_budget
 from trtdecode.executor.machine import usable_physical_cores
+from trtdecode.executor.openvino_precisions import (
+    BF16_PRECISIONS,
+    COMPUTE_PRECISIONS,
+    check_hardware,
+    describe_int8_products,
+    programs,
+)
 
 if TYPE_CHECKING:
     import openvino as ov
 
-#: From here on AMX in bfloat16 overtakes INT8 dot products; measured on two Sapphire Rapids cores.
-MIXED_BF16_TOKENS = 32
-#: OpenVINO's own default; every group size that divides the weights' groups is accepted.
-ACTIVATION_GROUP_SIZE = 32
-
 KV_CACHE_PRECISIONS = ("f32", "u8")
-#: Compute precision -> the compiled models: (smallest step it takes, properties), smallest step first.
-PROGRAMS: dict[str, tuple[tuple[int, dict[str, Any]], ...]] = {
-    "f32": ((0, {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}),),
-    "int8": ((0, {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": ACTIVATION_GROUP_SIZE}),),
-    "bf16": ((0, {"INFERENCE_PRECISION_HINT": "bf16", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}),),
-}
-PROGRAMS["mixed"] = (PROGRAMS["int8"][0], (MIXED_BF16_TOKENS, PROGRAMS["bf16"][0][1]))
-COMPUTE_PRECISIONS = tuple(PROGRAMS)
-BF16_PRECISIONS = ("bf16", "mixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +86,8 @@ class OpenVinoExecutor:
         check_hardware(core, compute_precision)
         model = read_decoder(core, graph_path)
         split_gated_products(model)
+        is_int8 = compute_precision in ("int8", "mixed")
+        self._int8_facts = {"int8_products": describe_int8_products(model)} if is_int8 else {}
         properties = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": self.num_threads,
@@ -109,7 +96,7 @@ class OpenVinoExecutor:
         }
         compiled = [
             (min_tokens, core.compile_model(model, "CPU", {**properties, **special}))
-            for min_tokens, special in PROGRAMS[compute_precision]
+            for min_tokens, special in programs(compute_precision, model)
         ]
         self._layouts = cache_layouts(compiled[0][1])
         assert all(cache_layouts(program) == self._layouts for _, program in compiled), "programs share one KV pool"
@@ -149,6 +136,7 @@ class OpenVinoExecutor:
             "openvino": ov.__version__,
             "threads": str(self.num_threads),
             "compute_precision": self.compute_precision,
+            **self._int8_facts,
             "kv_cache_precision": first.element_type.to_string(),
             "kv_cache_layout": f"{len(self._layouts)} x {[self.num_blocks, *first.block_shape]}",
             "kv_cache_bytes": str(self.num_blocks * self._block_bytes),
@@ -208,9 +196,3 @@ def _check_precisions(kv_cache_precision: str, compute_precision: str) -> None:
         raise ConfigError(
             f"kv_cache_precision: f32 does not go with compute_precision {compute_precision}; use u8, or compute in f32"
         )
-
-
-def check_hardware(core: ov.Core, compute_precision: str) -> None:
-    """Raises ConfigError for a precision that the CPU lacks: OpenVINO would compute in f32 without a word."""
-    if compute_precision in BF16_PRECISIONS and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        raise ConfigError(f"compute_precision: this CPU has no bfloat16 for {compute_precision}; use int8 or f32")

@@ -13,6 +13,7 @@ from trtbuild.graph.config import DecoderConfig
 from trtbuild.graph.family import ModelConfig
 from trtbuild.graph.registry import family_of
 from trtbuild.graph.weight_file import WeightFile, write_model
+from trtbuild.quantize.int8 import DEFAULT_GROUP_SIZE
 
 #: Storage of matrices; "int4" needs a checkpoint that is stored in 4 bits.
 PRECISIONS = ("f32", "int8", "int4")
@@ -34,11 +35,18 @@ def config_for_rank(config: ModelConfig, tensor_rank: int, tensor_parallel_size:
 
 
 def author_graph(
-    checkpoint: Checkpoint, path: Path, precision: str, *, tensor_rank: int = 0, tensor_parallel_size: int = 1
+    checkpoint: Checkpoint,
+    path: Path,
+    precision: str,
+    *,
+    group_size: int = DEFAULT_GROUP_SIZE,
+    tensor_rank: int = 0,
+    tensor_parallel_size: int = 1,
 ) -> None:
     """Writes `path` (.onnx) and `path` + ".data" beside it, streaming the weights.
 
-    With `tensor_parallel_size` > 1 it is the part of one rank, with an AllReduce after each attention and MLP.
+    `group_size` weights share a scale where a matrix is quantised here; 0: those of a whole row. With
+    `tensor_parallel_size` > 1 it is the part of one rank, with an AllReduce after each attention and MLP.
 
     Raises:
         CheckpointError: a tensor is missing, misshapen, damaged or of a type that cannot be read.
@@ -51,7 +59,7 @@ def author_graph(
     if tensor_parallel_size > 1:
         config = config_for_rank(config, tensor_rank, tensor_parallel_size)
     with WeightFile(path.with_name(f"{path.name}.data")) as file:
-        g = GraphBuilder(f"{config.family}-{precision}", checkpoint.weights, file, precision)
+        g = GraphBuilder(f"{config.family}-{precision}", checkpoint.weights, file, precision, group_size)
         family_of(checkpoint.config).write(g, config)  # type: ignore[arg-type]  # a family reads its own kind
     if precision == "int4" and not g.num_packed:
         raise UnsupportedError(

@@ -14,6 +14,7 @@ from trtdecode.executor.base import OPERATOR_DOMAIN
 
 from trtbuild.checkpoint import Weights, load
 from trtbuild.graph.weight_file import WeightFile
+from trtbuild.quantize.int8 import DEFAULT_GROUP_SIZE
 
 #: Swish came with 24; RMSNormalization and RotaryEmbedding with 23.
 OPSET_VERSION = 24
@@ -32,12 +33,16 @@ class GraphBuilder:
         weights: where `weight` and `expect` look tensors up.
         file: receives the large initializers.
         precision: storage of matrices, "f32", "int8" or "int4" (see matrix.py).
+        group_size: weights that share a scale where a matrix is quantised here; 0: those of a whole row.
     """
 
-    def __init__(self, name: str, weights: Weights, file: WeightFile, precision: str) -> None:
+    def __init__(
+        self, name: str, weights: Weights, file: WeightFile, precision: str, group_size: int = DEFAULT_GROUP_SIZE
+    ) -> None:
         self.weights = weights
         self.file = file
         self.precision = precision
+        self.group_size = group_size
         self.graph = ir.Graph(
             [], [], nodes=[], name=name, opset_imports={"": OPSET_VERSION, OPERATOR_DOMAIN: OPERATOR_VERSION}
         )

@@ -155,7 +155,7 @@ def matrix(
     shape = (sum(share.size for share in rows), columns.size)
     if g.precision == "f32":
         return FloatMatrix(g.store(stored_as, shape, pieces))
-    return _store_int8(g, stored_as, shape, pieces, _group_size(columns))
+    return _store_int8(g, stored_as, shape, pieces, _group_size(columns, g.group_size))
 
 
 def rows_of(g: GraphBuilder, name: str, shape: tuple[Size, ...], restore: Restore | None) -> Iterator[Float32]:
@@ -187,11 +187,11 @@ def _restored(g: GraphBuilder, name: str, shares: tuple[Share, ...], restore: Re
     return restored
 
 
-def _group_size(columns: Share) -> int:
+def _group_size(columns: Share, wanted: int) -> int:
     """The group size of the whole matrix, or a divisor of it where a border between ranks cuts a group."""
     borders = itertools.chain.from_iterable(columns.ranges)
-    fine = math.gcd(group_size_for(columns.full), *borders)
-    return fine if fine >= MIN_GROUP_SIZE else group_size_for(columns.size)
+    fine = math.gcd(group_size_for(columns.full, wanted), *borders)
+    return fine if fine >= MIN_GROUP_SIZE else group_size_for(columns.size, wanted)
 
 
 def _store_int8(

@@ -3,7 +3,8 @@
     codes = round(w / scale), scale = max|w| of the group / 127
 
 Only weights; activations stay float. Groups of 32 are the default because GGUF's blocks are 32 wide: a Q8_0 tensor
-comes through exactly, and OpenVINO's INT8 matmul is as fast with groups as without.
+comes through exactly. Products whose inputs are quantised to INT8 as well are faster with a scale a row: inputs and
+weights are scaled once a group, and theirs may then be larger than 32.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Int8Rows(NamedTuple):
 
 
 def group_size_for(num_columns: int, wanted: int = DEFAULT_GROUP_SIZE) -> int:
-    """The group size for rows of `num_columns`: `wanted` where it divides, else the whole row."""
-    return wanted if num_columns % wanted == 0 else num_columns
+    """The group size for rows of `num_columns`: `wanted` where it divides, else (and for 0) the whole row."""
+    return wanted if wanted and num_columns % wanted == 0 else num_columns
 
 
 def quantize_rows(
