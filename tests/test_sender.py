@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from trtdecode.errors import QueueFull, RequestError
+from trtdecode.pacing import Pacer
 from trtdecode.request import FinishReason, Request, TokenEvent
 from trtdecode.responder import Part, Responder
 from trtdecode.sampling.params import SamplingParams
@@ -101,6 +102,39 @@ def test_a_slow_channel_gets_merged_deltas(sender: Sender) -> None:
     channel.gate.set()
     wait_for(lambda: sender.num_live == 0)
     assert [text for text, _, _ in channel.sent] == ["a", "bcdefg"]
+
+
+def test_tokens_that_wait_are_sent_together_and_an_end_takes_them_along(errors: list[str]) -> None:
+    sender = Sender(errors.append, max_delay_s=60.0)  # nothing but its own end releases what waits
+    stream, channel, request = start(sender)
+    sender.push(stream, event(request, "a"))
+    wait_for(lambda: channel.sent)
+    sender._pacer.sent(stream.pace, 60.0)  # sending has become dear
+    for text in "bcd":
+        time.sleep(0.001)
+        sender.push(stream, event(request, text))
+    assert channel.text == "a"
+    sender.push(stream, event(request, "e", FinishReason.STOP))
+    wait_for(lambda: sender.num_live == 0)
+    assert [text for text, _, _ in channel.sent] == ["a", "bcde"]
+    assert sender.close(5) == 0
+
+
+def test_what_waits_goes_out_at_its_time_or_when_the_sender_closes(errors: list[str]) -> None:
+    sender = Sender(errors.append, max_delay_s=0.05)
+    stream, channel, request = start(sender)
+    sender.push(stream, event(request, "a"))
+    wait_for(lambda: channel.sent)
+    sender._pacer.sent(stream.pace, 60.0)
+    time.sleep(0.001)
+    sender.push(stream, event(request, "b"))  # no successor comes
+    wait_for(lambda: channel.text == "ab")
+    sender._pacer = Pacer(60.0)
+    sender._pacer.sent(stream.pace, 60.0)
+    time.sleep(0.001)
+    sender.push(stream, event(request, "c"))
+    assert sender.close(5) == 1
+    assert channel.text == "abc"
 
 
 def test_pushing_never_waits_for_a_slow_channel(sender: Sender) -> None:

@@ -60,6 +60,7 @@ class ServingConfig:
     pipeline_parallel_size: int = 0
     distributed_executor_backend: str = "auto"  # who starts ranks: mp (processes here), ray (actors, several machines)
     overlap: bool = True  # prepare step n+1 while step n runs
+    max_send_delay_ms: float = 50.0  # what a token may wait for its successors where many streams are sent to; 0: off
     keepalive_ms: float = 0.0  # a stream silent for longer gets an empty delta, which notices HTTP disconnects; 0: off
 
     @classmethod
@@ -183,6 +184,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "pipeline_parallel_size": _integer(0, 1024),
     "distributed_executor_backend": _choice(RANK_STARTERS),
     "overlap": _boolean,
+    "max_send_delay_ms": _number(0.0, 1000.0),
     "keepalive_ms": _number(0.0, _DAY_MS),
 }
 assert set(_PARSERS) == {field.name for field in dataclasses.fields(ServingConfig)}, "a field has no parser"

@@ -84,6 +84,11 @@ class Responder:
         self._error = error
 
     @property
+    def is_ended(self) -> bool:
+        """True when nothing will be pushed any more."""
+        return self._num_running == 0
+
+    @property
     def is_ready(self) -> bool:
         """True when `take` has something to send."""
         return self._num_running == 0 or (self.stream and self._has_news and self._error is None)

@@ -1,8 +1,8 @@
 """The thread that sends responses, and the one that asks Triton who has gone away.
 
-Sending costs 70-170 us, which the loop's thread must not pay: it only merges events into `Responder`s. Under load the
-sender falls behind and each response then carries several tokens, so throughput rises instead of a queue. At most one
-entry a live request waits here.
+Sending costs 70-170 us, which the loop's thread must not pay: it only merges events into `Responder`s. With many
+streams tokens wait for their successors (`pacing.py`), and where the sender falls behind they are merged as well, so
+throughput rises instead of a queue. At most one entry a live request waits here.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from trtdecode.errors import RequestError
+from trtdecode.pacing import Pace, Pacer
 from trtdecode.request import TokenEvent
 from trtdecode.responder import Part, Responder
 
-#: Seconds between rounds of asking for cancellation; rounds take at most about a fifth of the time. A client that left
-#: is noticed within 100 ms then, beside 32 others too, for 2 % of a core (`scripts/bench gateway --only disconnects`).
+#: Seconds between rounds of asking for cancellation; a round may take a fifth of a core at most. Of its CPU time, not of
+#: its wall time, which is waiting: on a busy machine, or beside many others, the pause would grow with it. A client that
+#: left is noticed within 100 ms then, for 2 % of a core beside 32 others (`scripts/bench gateway --only disconnects`).
 POLL_INTERVAL_S = 0.025
-_POLL_DUTY = 0.2
+MAX_POLLS_PER_S = 400
 
 
 class Channel(Protocol):
@@ -46,7 +48,7 @@ class Stream:
         self.channel = channel
         self.render = render
         self.last_sent_time = time.monotonic()
-        self.is_queued = False  # under the sender's lock
+        self.pace = Pace()  # under the sender's lock
         # Held while the channel is in use: after the final response Triton has freed what is_cancelled() would read.
         self.channel_lock = threading.Lock()
         self.is_closed = False
@@ -63,14 +65,17 @@ class Sender:
     Args:
         on_error: told when a response could not be sent (the server refused it); the stream is then cancelled.
         keepalive_s: a stream silent for longer gets an empty delta (0: never).
+        max_delay_s: what a token may wait for its successors where many streams are sent to (0: nothing waits).
     """
 
-    def __init__(self, on_error: Callable[[str], None], keepalive_s: float = 0.0) -> None:
+    def __init__(self, on_error: Callable[[str], None], keepalive_s: float = 0.0, max_delay_s: float = 0.0) -> None:
         self._on_error = on_error
         self._keepalive_s = keepalive_s
         self._condition = threading.Condition()
         self._queue: dict[Stream, None] = {}  # insertion-ordered set of streams with something to send
+        self._held: dict[Stream, float] = {}  # streams whose tokens wait for more, and until when at most
         self._live: dict[Stream, None] = {}
+        self._pacer = Pacer(max_delay_s)
         self._is_closing = False
         self._stop_polling = threading.Event()
         self._sender = threading.Thread(target=self._run, name="trtdecode-sender", daemon=True)
@@ -93,7 +98,8 @@ class Sender:
         """Takes one event from the loop's thread; never blocks for longer than a merge."""
         with self._condition:
             stream.responder.push(event)
-            self._enqueue(stream)
+            if stream.responder.is_ready and stream not in self._queue and not self._hold(stream):
+                self._enqueue(stream)
 
     def fail(self, stream: Stream, error: RequestError) -> None:
         """Ends a request that was not admitted."""
@@ -105,6 +111,27 @@ class Sender:
         if stream.responder.is_ready and stream not in self._queue:
             self._queue[stream] = None
             self._condition.notify()
+
+    def _hold(self, stream: Stream) -> bool:
+        """Whether what the stream has waits for more."""
+        until = self._pacer.hold_until(stream.pace, time.monotonic(), len(self._live))
+        if until is None or stream.responder.is_ended:
+            return False
+        if not self._held:
+            self._condition.notify()  # the sender's thread now has a time to wake at
+        self._held.setdefault(stream, until)
+        return True
+
+    def _release(self) -> float | None:
+        """Queues what has waited long enough; returns seconds until the next that will have, None with none."""
+        now = time.monotonic()
+        while self._held:
+            stream, until = next(iter(self._held.items()))
+            if until > now and not self._is_closing:
+                return until - now
+            del self._held[stream]
+            self._queue[stream] = None
+        return None
 
     def close(self, timeout_s: float) -> int:
         """Sends what is left, stops both threads, and returns the number of requests without a final response."""
@@ -119,8 +146,10 @@ class Sender:
     def _run(self) -> None:
         while True:
             with self._condition:
+                pause = self._release()
                 while not self._queue and not self._is_closing:
-                    self._condition.wait()
+                    self._condition.wait(pause)
+                    pause = self._release()
                 if not self._queue:
                     return
                 batch = list(self._queue)
@@ -130,7 +159,11 @@ class Sender:
                 with self._condition:
                     part = stream.responder.take()
                     self._queue.pop(stream, None)
+                    self._held.pop(stream, None)
+                begin = time.monotonic()
                 self._send(stream, part)
+                with self._condition:
+                    self._pacer.sent(stream.pace, time.monotonic() - begin)
 
     def _send(self, stream: Stream, part: Part) -> None:
         with stream.channel_lock:
@@ -158,12 +191,12 @@ class Sender:
     def _poll(self) -> None:
         pause = POLL_INTERVAL_S
         while not self._stop_polling.wait(pause):
-            begin = time.monotonic()
+            begin_cpu = time.thread_time()
             with self._condition:
                 streams = list(self._live)
             for stream in streams:
-                self._poll_one(stream, begin)
-            pause = max(POLL_INTERVAL_S, (time.monotonic() - begin) / _POLL_DUTY)
+                self._poll_one(stream, time.monotonic())
+            pause = max(POLL_INTERVAL_S, (time.thread_time() - begin_cpu) / _POLL_DUTY)
 
     def _poll_one(self, stream: Stream, now: float) -> None:
         with stream.channel_lock:

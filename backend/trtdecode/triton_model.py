@@ -125,7 +125,8 @@ class DecoderModel:
             raise pb_utils.TritonModelException(f"{type(error).__name__}: {error}") from error
         self._is_batched = self._config.max_batch_size > 0
         self._num_warmups = self._config.num_warmup_requests
-        self._sender = Sender(self._log.log_error, keepalive_s=self._config.serving.keepalive_ms / 1000)
+        serving = self._config.serving
+        self._sender = Sender(self._log.log_error, serving.keepalive_ms / 1000, serving.max_send_delay_ms / 1000)
         self._slow_intake = ThreadPoolExecutor(1, thread_name_prefix="trtdecode-intake")
         self._publisher = self._start_metrics(args["model_instance_name"])
         handlers = {"drain": self._drain, "resume": self._resume, "status": self._status, "inspect": self._inspect}

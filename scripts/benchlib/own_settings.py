@@ -28,7 +28,7 @@ def exact_settings(version_dir: Path) -> list[str]:
 
 def fast_settings(version_dir: Path) -> list[str]:
     """INT8 activations, and bfloat16 in large steps where the CPU has it, as llama.cpp and OpenVINO GenAI choose by
-    themselves. OpenVINO's INT8 products want weights with a scale a row and no zero points: `trtdecode import --requantize`."""
+    themselves. INT8 products want weights with a scale a row and no zero points: `trtdecode import --requantize`."""
     weights = ["precision=int8"] if "int8" in read_manifest(version_dir).graphs else []
     return [*weights, f"compute_precision={'mixed' if 'amx_bf16' in instructions() else 'int8'}"]
 
