@@ -24,6 +24,7 @@ class ListChannel:
         self.gate = threading.Event()  # send waits for it
         self.gate.set()
         self.cancelled = False
+        self.num_asked = 0
         self.closed_uses = 0
         self.fail_after = 10**9
 
@@ -36,6 +37,7 @@ class ListChannel:
 
     def is_cancelled(self) -> bool:
         self._check_open()
+        self.num_asked += 1
         return self.cancelled
 
     def _check_open(self) -> None:
@@ -181,6 +183,7 @@ def test_text_not_yet_sent_precedes_a_stream_s_error(sender: Sender) -> None:
 
 def test_a_cancelled_client_raises_the_flag_that_the_loop_polls(sender: Sender) -> None:
     stream, channel, request = start(sender)
+    wait_for(lambda: channel.num_asked >= 3)
     assert not stream.is_cancelled
     channel.cancelled = True
     wait_for(lambda: stream.is_cancelled)
