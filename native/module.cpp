@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -85,11 +86,27 @@ Output<T, N> new_array(std::initializer_list<size_t> shape) {
     return Output<T, N>(data, shape, owner);
 }
 
+std::vector<std::string> kernel_names() {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : runnable_kernels()) names.emplace_back(kernels->name);
+    return names;
+}
+
+// An empty name: the fastest.
+const Kernels& find_kernels(const std::string& name) {
+    for (const Kernels* kernels : runnable_kernels()) {
+        if (name.empty() || name == kernels->name) return *kernels;
+    }
+    throw std::invalid_argument("no kernels '" + name + "' that this CPU can run; see kernel_names()");
+}
+
 class NativeSampler {
   public:
-    explicit NativeSampler(size_t num_threads) : pool_(num_threads), scratches_(pool_.num_threads()) {}
+    NativeSampler(size_t num_threads, const std::string& kernels)
+        : kernels_(find_kernels(kernels)), pool_(num_threads), scratches_(pool_.num_threads(), Scratch(kernels_)) {}
 
     size_t num_threads() const { return pool_.num_threads(); }
+    std::string kernels() const { return kernels_.name; }
 
     Output<int32_t, 1> choose(Logits logits, Array1<int32_t> rows, const std::vector<const RowTask*>& tasks,
                               Array1<int64_t> positions) {
@@ -105,9 +122,10 @@ class NativeSampler {
             nb::gil_scoped_release release;
             pool_.run(rows.size(), [&](size_t item, size_t thread) {
                 const RowTask& task = *tasks[item];
-                const float* row = logits.data() + static_cast<size_t>(rows.data()[item]) * size;
+                const float* row = row_of(logits, rows, item);
                 const Edits* edits = task.has_edits ? &task.edits : nullptr;
                 const auto position = static_cast<uint32_t>(positions.data()[item]);
+                scratches_[thread].expect(row_of(logits, rows, item + pool_.num_threads()));
                 out[item] = scratches_[thread].choose(row, size, task.choice, edits, position);
             });
         }
@@ -126,7 +144,8 @@ class NativeSampler {
         {
             nb::gil_scoped_release release;
             pool_.run(count, [&](size_t item, size_t thread) {
-                const float* row = logits.data() + static_cast<size_t>(rows.data()[item]) * size;
+                const float* row = row_of(logits, rows, item);
+                scratches_[thread].expect(row_of(logits, rows, item + pool_.num_threads()));
                 const Logprob result =
                     scratches_[thread].logprobs(row, size, token_ids.data()[item], num_top,
                                                 top_ids.data() + item * num_top, top.data() + item * num_top);
@@ -143,6 +162,12 @@ class NativeSampler {
         RowTask::check_ids("rows", {rows.data(), rows.size()}, logits.shape(0));
     }
 
+    static const float* row_of(const Logits& logits, const Array1<int32_t>& rows, size_t item) {
+        if (item >= rows.size()) return nullptr;
+        return logits.data() + static_cast<size_t>(rows.data()[item]) * logits.shape(1);
+    }
+
+    const Kernels& kernels_;
     ThreadPool pool_;
     std::vector<Scratch> scratches_;
 };
@@ -154,6 +179,7 @@ NB_MODULE(_native, m) {
     using namespace trtdecode;
     m.attr("NO_TOKEN_LEFT") = kNoTokenLeft;
     m.attr("NOT_FINITE") = kNotFinite;
+    m.def("kernel_names", &kernel_names);
 
     nb::class_<RowTask>(m, "RowTask")
         .def("__init__",
@@ -169,7 +195,8 @@ NB_MODULE(_native, m) {
         .def("set_edits", &RowTask::set_edits, "banned_ids"_a, "mask"_a.none(), "seen_ids"_a, "seen_counts"_a);
 
     nb::class_<NativeSampler>(m, "NativeSampler")
-        .def(nb::init<size_t>(), "num_threads"_a)
+        .def(nb::init<size_t, const std::string&>(), "num_threads"_a, "kernels"_a = "")
+        .def_prop_ro("kernels", &NativeSampler::kernels)
         .def_prop_ro("num_threads", &NativeSampler::num_threads)
         .def("choose", &NativeSampler::choose, "logits"_a, "rows"_a, "tasks"_a, "positions"_a)
         .def("logprobs", &NativeSampler::logprobs, "logits"_a, "rows"_a, "token_ids"_a, "num_top"_a);

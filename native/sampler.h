@@ -54,6 +54,11 @@ struct Logprob {
 // Buffers of one thread, kept between rows.
 class Scratch {
   public:
+    explicit Scratch(const Kernels& kernels) : kernels_(kernels), selector_(kernels) {}
+
+    // The row that this thread will probably work on after the next call, or null: only makes it faster.
+    void expect(const float* next) { next_ = next; }
+
     // `edits` is null for a row that is used as it is.
     int32_t choose(const float* logits, size_t size, const Choice& choice, const Edits* edits, uint32_t position);
 
@@ -62,20 +67,18 @@ class Scratch {
                      double* top_logprobs);
 
   private:
-    Row view(const float* logits, size_t size);        // fills peaks_ and finite_; the last view is the valid one
-    double weigh_row(const Row& row, Scale scale);      // fills weights_ and sums_; the sum of all
+    Row view(const float* logits, size_t size);  // fills peaks_; the last view is the valid one
+    double sum_row(const Row& row, Scale scale);  // fills sums_; the sum of all
     void edit(const float* logits, size_t size, const Choice& choice, const Edits& edits);
-    int32_t first_greatest(const Row& row, float peak) const;
-    int32_t choose_among_leading(const Row& row, float peak, const Choice& choice, double u);
-    int32_t choose_among_all(const Row& row, float peak, const Choice& choice, double u);
+    int32_t choose_among_all(const Row& row, Scale scale, double target);  // of what sum_row has summed
+    size_t rank_of(const Row& row, size_t id) const;
 
+    const Kernels& kernels_;
+    Selector selector_;
     std::vector<float> peaks_;
     std::vector<float> edited_;
-    std::vector<float> weights_;
     std::vector<double> sums_;
-    std::vector<float> gathered_;
-    SelectBuffers select_;
-    bool finite_ = true;
+    const float* next_ = nullptr;
 };
 
 }  // namespace trtdecode

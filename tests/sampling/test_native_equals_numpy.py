@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from trtdecode.request import Request
-from trtdecode.sampling.native_rows import NativeRows
+from trtdecode.sampling.native_rows import NativeRows, kernel_names
 from trtdecode.sampling.philox import uniform
 from trtdecode.sampling.rows import NumpyRows
 from trtdecode.sampling.state import SamplerState
@@ -21,11 +21,11 @@ Rng = np.random.Generator
 Row = npt.NDArray[np.float32]
 
 
-@pytest.fixture(scope="module")
-def native() -> NativeRows:
-    rows = rows_of("native")
-    assert isinstance(rows, NativeRows)
-    return rows
+@pytest.fixture(scope="module", params=kernel_names() or ["not built"])
+def native(request: pytest.FixtureRequest) -> NativeRows:
+    """For each instruction set that this CPU has."""
+    rows_of("native")
+    return NativeRows(2, request.param)
 
 
 def gaussian(rng: Rng, size: int) -> Row:
@@ -146,6 +146,36 @@ def test_same_tokens_at_full_size(native: NativeRows, make: Callable[[Rng, int],
         requests = [new_request(guide=random_guide(rng, size), **random_fields(plain_rng, size)) for _ in range(4)]
         expected = NumpyRows().choose(logits, requests, states_of(requests, size))
         assert native.choose(logits, requests, states_of(requests, size)) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0, 20.0])
+def test_a_nucleus_of_any_width(native: NativeRows, temperature: float) -> None:
+    """From one token to nearly all, so that the search for its lower end takes no, one and several rounds."""
+    size = 20_000
+    logits = np.random.default_rng(6).normal(0, 3, (24, size)).astype(np.float32)
+    shares = [1e-6, 0.1, 0.5, 0.9, 0.99, 0.999999]
+    requests = [new_request(seed=row, temperature=temperature, top_p=shares[row % 6]) for row in range(24)]
+    expected = NumpyRows().choose(logits, requests, states_of(requests, size))
+    assert native.choose(logits, requests, states_of(requests, size)) == expected
+    assert len(set(expected)) > 12
+
+
+@pytest.mark.parametrize("count", [1, 70, 80, 300, 2000, 19_990])
+def test_any_number_of_leading_tokens(native: NativeRows, count: int) -> None:
+    """Around the border (size / 64 / 4) of two ways to find them; the last rows mislead the second one's sample."""
+    size = 20_000
+    logits = np.random.default_rng(7).normal(0, 3, (12, size)).astype(np.float32)
+    logits[8:, ::9] += 20  # the stride of the sample
+    fields = [{"top_p": share, "min_p": least} for share in (1.0, 0.8) for least in (0.0, 0.01)]
+    requests = [new_request(seed=row, temperature=2.5, top_k=count, **fields[row % 4]) for row in range(12)]
+    expected = NumpyRows().choose(logits, requests, states_of(requests, size))
+    assert native.choose(logits, requests, states_of(requests, size)) == expected
+
+
+def test_kernels_that_this_cpu_lacks_are_refused() -> None:
+    rows_of("native")
+    with pytest.raises(ValueError, match="no kernels 'avx1024' that this CPU can run"):
+        NativeRows(1, "avx1024")
 
 
 @pytest.mark.parametrize("make", SHAPES)

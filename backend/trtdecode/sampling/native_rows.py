@@ -26,16 +26,18 @@ class NativeRows:
 
     Args:
         num_threads: the calling thread included; 0: as many as there are processors, at most 4.
+        kernels: one of `kernel_names()`; empty: the first.
 
     Raises:
         ImportError: the module was not built.
+        ValueError: no such kernels on this CPU.
     """
 
     name = "native"
 
-    def __init__(self, num_threads: int = 0) -> None:
+    def __init__(self, num_threads: int = 0, kernels: str = "") -> None:
         self._native: Any = importlib.import_module("trtdecode.sampling._native")
-        self._sampler = self._native.NativeSampler(num_threads or min(_num_processors(), _MAX_THREADS))
+        self._sampler = self._native.NativeSampler(num_threads or min(_num_processors(), _MAX_THREADS), kernels)
 
     def choose(self, logits: Logits, requests: Sequence[Request], states: Sequence[SamplerState]) -> list[int]:
         tasks = [self._task(request, state) for request, state in zip(requests, states, strict=True)]
@@ -84,6 +86,15 @@ class NativeRows:
         if params.logit_bias:
             task.set_bias(state.bias_ids, state.bias_values)
         return task
+
+
+def kernel_names() -> list[str]:
+    """Instruction sets that the native rows are compiled for and this CPU has, fastest first; empty: not built."""
+    try:
+        names: list[str] = importlib.import_module("trtdecode.sampling._native").kernel_names()
+    except ImportError:
+        return []
+    return names
 
 
 def row_sampler(num_threads: int = 0) -> RowSampler:
