@@ -57,7 +57,8 @@ PARAPHRASES = (
     ("How far away is the moon?", "How far is the moon away?"),
 )
 
-WARM_UP = 4  # requests before the pairs that count
+WARM_UP = 30  # requests before the pairs that count: a new process takes longer for its first
+SAVING_WARM_UP = 4
 
 Ask = Callable[[CompletionClient, int], TimedAnswer]
 CACHE, MODEL, ROUTE = (f"x-trtdecode-{name}" for name in ("cache", "model", "route"))
@@ -82,9 +83,9 @@ class Pairs:
 
     without: list[float]
     having: list[float]
-    added_cpu: float = 0.0  # CPU seconds of the gateway a request, with less without
+    added_cpu: float | None = None  # CPU seconds of the gateway a request, with less without
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Any]:
         """Medians in milliseconds; of what is added also the quartiles; the median ratio of pairs; CPU microseconds."""
         added = 1000 * (np.array(self.having) - np.array(self.without))
         low, middle, high = np.percentile(added, (25, 50, 75))
@@ -94,7 +95,7 @@ class Pairs:
             "added_ms": float(middle),
             "added_low_ms": float(low),
             "added_high_ms": float(high),
-            "added_cpu_us": 1e6 * self.added_cpu,
+            "added_cpu_us": None if self.added_cpu is None else 1e6 * self.added_cpu,
             "ratio": float(np.median(np.array(self.having) / np.array(self.without))),
             "pairs": len(added),
         }
@@ -142,7 +143,7 @@ def unlike(number: int) -> str:
 
 def measure_features(
     repository: Path, server: TritonServer, plain: GatewayProcess, *, pairs: int, saving_pairs: int, tokens: int
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Any]]:
     """Figures by feature, of gateways in front of one server; `plain` is the one without a feature."""
     rows = {}
     for feature in features(repository.parent, tokens):
@@ -161,12 +162,13 @@ def measure_pairs(feature: Feature, plain: GatewayProcess, gateway: GatewayProce
     found = Pairs([], [])
     without, having = CompletionClient(plain), CompletionClient(gateway)
     cpu = [0.0, 0.0]
-    for number in range(-WARM_UP, count):
+    warm_up = SAVING_WARM_UP if feature.is_saving else WARM_UP
+    for number in range(-warm_up, count):
         if number == 0:
             cpu = [plain.cpu_seconds(), gateway.cpu_seconds()]
         asks = [(without, feature.ask_without or feature.ask, found.without), (having, feature.ask, found.having)]
         for client, ask, times in asks if number % 2 else asks[::-1]:
-            answer = ask(client, number + WARM_UP)
+            answer = ask(client, number + warm_up)
             if client is having and not answer.headers.get(feature.header, "").startswith(feature.begins):
                 raise RuntimeError(f"{feature.name}: {feature.header} is {answer.headers.get(feature.header)!r}")
             if number >= 0:
@@ -186,7 +188,8 @@ def feature_table(rows: dict[str, dict[str, Any]]) -> str:
     for name, row in rows.items():
         added = f"{row['added_ms']:+.2f} ({row['added_low_ms']:+.2f} to {row['added_high_ms']:+.2f})"
         figures = f"{row['without_ms']:.2f} | {row['with_ms']:.2f} | {added} | {row['ratio']:.3f}"
-        lines.append(f"| {name} | {figures} | {row['added_cpu_us']:+.0f} |")
+        cpu = "" if row["added_cpu_us"] is None else f"{row['added_cpu_us']:+.0f}"
+        lines.append(f"| {name} | {figures} | {cpu} |")
         if "embedding_call_ms" in row:
             lines.append(f"| of these the embedding call | | {row['embedding_call_ms']:.2f} | | | |")
     return "\n".join(lines)

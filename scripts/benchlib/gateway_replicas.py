@@ -10,9 +10,10 @@ import statistics
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from gateway_features import WARM_UP, WORDS, Feature, Pairs, measure_pairs
+from gateway_features import SAVING_WARM_UP, WORDS, Feature, Pairs, measure_pairs
 from gateway_process import IDLE, MEASURED, CompletionClient, GatewayProcess, TimedAnswer, gateway_process
 from trtdecode.server.launch import TritonServer
 
@@ -23,7 +24,7 @@ OPENING_WORDS = 200  # some 400 tokens
 
 def measure_replicas(
     repository: Path, servers: Sequence[TritonServer], plain: GatewayProcess, *, pairs: int, saving_pairs: int
-) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     """Figures by row, of gateways in front of both servers; and the share of a chat's turns that came back to the
     replica of the turn before, by kind of choice. `plain` has no feature and is in front of the first server alone."""
 
@@ -56,7 +57,7 @@ def _later_turns(by_prefix: GatewayProcess, alone: Sequence[GatewayProcess], cou
     aware = CompletionClient(by_prefix)
     replicas = [CompletionClient(gateway) for gateway in alone]
     found = Pairs([], [])
-    for number in range(-WARM_UP, count):
+    for number in range(-SAVING_WARM_UP, count):
         first = opening(1000 + number)
         answer = aware.ask(first, model=MEASURED)
         holder = int(answer.headers[REPLICA].split()[0])
