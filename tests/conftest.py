@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ["triton_fixtures", "gateway_fixtures"]
+pytest_plugins = ["triton_fixtures", "gateway_fixtures", "loop_fixtures"]
 
 ROOT = Path(__file__).resolve().parents[1]
 SMOLLM2_VARIABLE = "TRTDECODE_SMOLLM2_GGUF"
