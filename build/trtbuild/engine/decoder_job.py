@@ -45,8 +45,9 @@ from trtbuild.quantize.quality import check_quality, read_limits, record_quality
 from trtbuild.quantize.quantize_graph import Statistics, possible_scheme
 from trtbuild.quantize.recipe import Recipe
 
-#: Magnitudes settle after a few texts (massive activations sit on the first tokens of any); Hessians use every text.
-STATISTICS_TEXTS = 64
+#: Largest magnitudes settle after a few texts (massive activations sit on the first tokens of any); means, all that the
+#: search for INT4's scales needs, after fewer. Hessians use every text.
+RANGE_TEXTS, MEAN_TEXTS = 64, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +186,8 @@ class DecoderJob:
         return ParityRun(self._reference_path, tokens, pieces.steps, tables, self._recipe.float_type)
 
     def _statistics(self, graph: ir.Graph) -> Statistics:
-        linears = find_linears(graph)
-        if not any(self._recipe.calibrates(possible_scheme(linear, self._recipe)) for linear in linears):
+        wanted = {possible_scheme(linear, self._recipe) for linear in find_linears(graph)}
+        if not any(map(self._recipe.calibrates, wanted)):
             return {}  # as when the checkpoint's own codes are kept
         if self._is_part:
             raise BuildError(
@@ -200,9 +201,10 @@ class DecoderJob:
                 "no tokenizer; import it with its tokenizer files, or build fp16, bf16 or int8_weight"
             )
         wants_hessians = self._recipe.needs_hessians
+        num_texts = RANGE_TEXTS if wanted & {"fp8", "int8"} else MEAN_TEXTS
         return DecoderStatistics(
             self._reference_path,
-            tokens if wants_hessians else tokens[:STATISTICS_TEXTS],
+            tokens if wants_hessians else tokens[:num_texts],
             input_widths(graph),
             hessian_budget=HESSIAN_BUDGET_BYTES if wants_hessians else 0,
             progress=lambda done, total: self._progress("calibrate", done, total),

@@ -18,6 +18,7 @@ GROUP_SIZES = (128, 64, 32)  # preferred first; a group must divide the number o
 Float32 = npt.NDArray[np.float32]
 
 SEARCH_ROWS, SEARCH_OUTPUTS = 128, 768  # of inputs and weights, in AWQ's search
+CHUNK_ROWS = 256  # of weights at a time, which then stay in the processor's cache from one pass over them to the next
 
 
 class Int4Groups(NamedTuple):
@@ -75,16 +76,33 @@ def awq_scales(weights: Float32, inputs: Float32, group_size: int, num_steps: in
     magnitudes = np.maximum(magnitudes, floor)
     # An average over that many tokens and output channels ranks ten candidates as surely as one over all.
     inputs, weights = _spread(inputs, SEARCH_ROWS), _spread(weights, SEARCH_OUTPUTS)
-    exact = inputs @ weights.T
-    best, best_error = np.ones(weights.shape[1], np.float32), np.inf
-    for step in range(num_steps):
-        scales = (magnitudes ** np.float32(step / num_steps)).astype(np.float32)
-        scales /= np.sqrt(scales.max() * scales.min())  # centred on 1, as in AWQ's code: only ratios matter
-        approximate = (inputs / scales) @ dequantize_groups(quantize_groups(weights * scales, group_size)).T
-        error = float(np.square(approximate - exact).mean())
-        if error < best_error:
-            best, best_error = scales, error
-    return best
+    candidates = [_centred(magnitudes ** np.float32(step / num_steps)) for step in range(num_steps)]
+    scaled_inputs = [inputs / scales for scales in candidates]
+    errors = np.zeros(num_steps)
+    for begin in range(0, len(weights), CHUNK_ROWS):
+        columns = np.ascontiguousarray(weights[begin : begin + CHUNK_ROWS].T)
+        for step, scales in enumerate(candidates):
+            difference = scaled_inputs[step] @ _rounding_errors(columns * scales[:, None], group_size)
+            errors[step] += np.vdot(difference, difference)
+    return candidates[int(np.argmin(errors))]
+
+
+def _centred(scales: Float32) -> Float32:
+    """Centred on 1, as in AWQ's code: only ratios matter."""
+    return np.asarray(scales / np.sqrt(scales.max() * scales.min()), np.float32)
+
+
+def _rounding_errors(columns: Float32, group_size: int) -> Float32:
+    """What `quantize_groups` adds to each weight of [in, out], in as few passes as it takes: groups lie along the first
+    axis, so that each is over long rows."""
+    groups = columns.reshape(-1, group_size, columns.shape[1])
+    scales = np.maximum(groups.max(axis=1) / np.float32(MAX_CODE), groups.min(axis=1) / np.float32(MIN_CODE))
+    scales = np.maximum(scales, np.finfo(np.float32).tiny)[:, None, :]
+    rounded: Float32 = groups / scales
+    np.rint(rounded, out=rounded)
+    rounded *= scales
+    rounded -= groups
+    return rounded.reshape(columns.shape)
 
 
 def _spread(rows: Float32, most: int) -> Float32:

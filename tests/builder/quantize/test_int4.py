@@ -68,6 +68,23 @@ def test_awq_and_gptq_beat_rounding(layer: tuple[np.ndarray, np.ndarray]) -> Non
     assert ordered < 0.5 * rounded
 
 
+def test_awq_takes_the_best_of_its_candidates() -> None:
+    """Against the errors of the quantised weights themselves, over more output channels than are searched at a time."""
+    random = np.random.default_rng(2)
+    weights = random.standard_normal((600, 128)).astype(np.float32)
+    inputs = (random.standard_normal((64, 128)) * np.exp(random.standard_normal(128))).astype(np.float32)
+    errors, candidates = [], []
+    for step in range(10):
+        factors = np.abs(inputs).mean(axis=0) ** np.float32(step / 10)
+        factors /= np.sqrt(factors.max() * factors.min())
+        candidates.append(factors)
+        approximate = dequantize_groups(quantize_groups(weights * factors, 64)) / factors
+        errors.append(output_error(weights, inputs, approximate))
+    best = int(np.argmin(errors))
+    assert 0 < best < 9
+    np.testing.assert_allclose(awq_scales(weights, inputs, 64), candidates[best], rtol=1e-6)
+
+
 def test_gptq_without_correlation_is_rounding(layer: tuple[np.ndarray, np.ndarray]) -> None:
     """With a diagonal Hessian there is no other column to spread an error over."""
     weights, _ = layer
