@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from closed_loop import LoopResult, infer_request, run_closed_loop
+from systems import end_on_sigterm
 from trtdecode.server.launch import TritonServer
 
 #: Name -> the rest of its config.pbtxt.
@@ -29,6 +30,7 @@ NUM_TEXTS = 256
 
 
 def main(arguments: list[str]) -> int:
+    end_on_sigterm()
     asked = _parse(arguments)
     with tempfile.TemporaryDirectory(prefix="trtdecode-bench-") as folder:
         repository = _repository(Path(folder), asked)

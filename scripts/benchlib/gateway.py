@@ -25,12 +25,14 @@ from gateway_features import feature_table, measure_features
 from gateway_process import gateway_process, write_repository
 from gateway_replicas import measure_replicas
 from own_settings import machine
+from systems import end_on_sigterm
 from trtdecode.server.launch import TritonServer
 
 PARTS = ("chunks", "features", "replicas", "disconnects")
 
 
 def main(arguments: Sequence[str]) -> int:
+    end_on_sigterm()
     asked = _parse(arguments)
     result: dict[str, Any] = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")}
     with tempfile.TemporaryDirectory(prefix="trtdecode-bench-") as folder:
