@@ -242,32 +242,25 @@ def test_the_backends_own_refusal_names_the_field(gateway: Gateway) -> None:
 # --- life and limits ---
 
 
-def test_a_disconnect_cancels_in_triton_within_100_ms(gateway: Gateway) -> None:
-    def running() -> float:
-        return metric(gateway.server, "trtdecode_requests_running", "chain")
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_disconnect_cancels_in_triton(gateway: Gateway, stream: bool) -> None:
+    """Of an answer that would take a minute. How soon is measured by `scripts/bench gateway`; the target is 100 ms."""
 
-    status = gateway.server.control("chain")
-    with gateway.client.stream(
-        "POST", "/v1/completions", json={"model": "chain", "prompt": "x", "stream": True, "max_tokens": 4000, **GREEDY}
-    ) as response:
-        lines = response.iter_lines()  # kept: httpx ends a stream with its iterator
-        next(lines)
-        assert status.ask("status")["live"] == 1
-    start = time.monotonic()
-    wait_for(lambda: status.ask("status")["live"] == 0, what="request cancelled")
-    assert time.monotonic() - start < 5.0  # the target, 100 ms, is not measured: this only bounds a hang
-    wait_for(lambda: running() == 0, what="nothing running")
+    def cancelled() -> float:
+        return metric(gateway.server, "trtdecode_requests_finished_total", "smollm2", reason="cancelled")
 
-
-def test_a_disconnect_before_the_answer_cancels_too(gateway: Gateway) -> None:
-    status = gateway.server.control("chain")
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(
-            f"{gateway.url}/v1/completions",
-            json={"model": "chain", "prompt": "x", "max_tokens": 4000, **GREEDY},
-            timeout=httpx.Timeout(10, read=0.3),
-        )
-    wait_for(lambda: status.ask("status")["live"] == 0, timeout_s=3, what="request cancelled")
+    before, control = cancelled(), gateway.server.control("smollm2")
+    fields = {"model": "smollm2", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": stream, **GREEDY}
+    body = json.dumps(fields).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as connection:
+        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        wait_for(lambda: control.ask("status")["live"] == 1, what="the request runs")
+        if stream:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+    wait_for(lambda: control.ask("status")["live"] == 0, what="request gone")
+    wait_for(lambda: cancelled() == before + 1, what="it was cancelled, not finished")
+    wait_for(lambda: metric(gateway.server, "trtdecode_requests_running", "smollm2") == 0, what="nothing running")
 
 
 def test_a_full_queue_is_503_with_retry_after(gateway: Gateway) -> None:
