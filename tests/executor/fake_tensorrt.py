@@ -75,13 +75,22 @@ def write_engine_folder(
     max_tokens: int = 32,
     key: Mapping[str, str] | None = None,
 ) -> tuple[Path, EngineSteps]:
-    """Cuts a tiny decoder as `trtdecode build` does and writes its segments as "engines".
+    """`engine_folder_of` a tiny decoder."""
+    directory.mkdir(parents=True, exist_ok=True)
+    graph = spec.write(directory)
+    return engine_folder_of(graph, directory, max_num_seqs=max_num_seqs, max_tokens=max_tokens, key=key)
+
+
+def engine_folder_of(
+    graph: Path, directory: Path, *, max_num_seqs: int = 4, max_tokens: int = 32, key: Mapping[str, str] | None = None
+) -> tuple[Path, EngineSteps]:
+    """Cuts a graph as `trtdecode build` does and writes its segments as "engines".
 
     Args:
         key: what `segments.json` says each was built from.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    cut_graph = cut(load_graph(spec.write(directory)))
+    cut_graph = cut(load_graph(graph))
     for segment in cut_graph.segments:
         ir.save(segment.model, directory / f"{segment.name}.onnx", external_data=f"{segment.name}.data")
     tensors = dict(cut_graph.tensors)

@@ -60,12 +60,18 @@ def choose_executor(
 
 
 def _split_choice(config: ServingConfig, manifest: Manifest, devices: Devices, kind: str) -> ExecutorChoice:
-    """For a version of several ranks: torch on each, on GPUs where KIND_MODEL allows and there are any."""
+    """For a version of several ranks: torch on each, on GPUs where KIND_MODEL allows and there are any; TensorRT where
+    it is asked for."""
     layout = manifest.ranks
-    if config.executor not in ("auto", "torch"):
+    if config.executor == "openvino":
         raise ConfigError(
-            f"executor: {config.executor} runs on one rank, but the version is split ({layout}); "
+            f"executor: openvino runs on one rank, but the version is split ({layout}); "
             "use executor torch, or import it again without a split"
+        )
+    if config.executor == "tensorrt" and layout.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"executor: tensorrt runs tensor-parallel ranks, but the version has stages ({layout}); "
+            "use executor torch, or import it again with pipeline_parallel_size 1"
         )
     if kind == "GPU":
         raise ConfigError(
@@ -74,8 +80,11 @@ def _split_choice(config: ServingConfig, manifest: Manifest, devices: Devices, k
     if not devices.has_torch:
         raise ConfigError(f"the version is split ({layout}), which needs torch; pip install 'trtdecode[torch]'")
     reason = f"the version is split ({layout})"
+    if config.executor == "tensorrt":
+        return _asked_for("tensorrt", devices, kind, "cuda" if kind == "MODEL" and devices.gpu_sms else "cpu")
     if kind == "MODEL" and devices.gpu_sms:
-        return ExecutorChoice("torch", "cuda", f"{reason}, GPUs are here", "KIND_CPU would leave them alone")
+        alternative = "executor tensorrt would run the ranks' engines, KIND_CPU would leave the GPUs alone"
+        return ExecutorChoice("torch", "cuda", f"{reason}, GPUs are here", alternative)
     return ExecutorChoice("torch", "cpu", reason, "GPUs with KIND_MODEL would change it")
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtdecode.errors import LoadError, UnsupportedError
+from trtdecode.executor.base import HIDDEN_INPUT, HIDDEN_OUTPUT
 from trtdecode.executor.cuda_graphs import StepOutput
 from trtdecode.executor.device_runner import output_of
 from trtdecode.executor.engine_steps import EngineStep, EngineSteps, GatherStep, RowsStep, SeamStep, Step
 from trtdecode.executor.tensorrt_runtime import Context, Engine, Runtime, Shape
-from trtdecode.executor.value_buffers import ValueBuffers, resolve, writes_of
+from trtdecode.executor.value_buffers import ValueBuffers, reads_of, resolve, writes_of
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from trtdecode.executor.cuda_device import Device
     from trtdecode.executor.device_pages import KernelAttention
     from trtdecode.executor.device_step import DeviceStep
+    from trtdecode.executor.ranks.links import RankLinks
 
 
 @dataclass
@@ -52,10 +54,11 @@ class EnginePass:
         inputs: the step buffer's arrays that engines may read as they are (`StepBuffer.inputs`).
         attention: runs the PagedAttention seams.
         sizes: batch sizes to be captured: each gets contexts of its own.
+        links: to the other tensor-parallel ranks, where the engines are one rank's part.
 
     Raises:
         ManifestError: an engine does not load.
-        UnsupportedError: a seam operator we have no kernel for, or an engine that cannot be captured.
+        UnsupportedError: a seam operator that nothing here runs, or an engine that cannot be captured.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class EnginePass:
         max_tokens: int,
         max_rows: int,
         sizes: Iterable[int],
+        links: RankLinks | None = None,
     ) -> None:
         self._device = device
         self._steps = steps
@@ -79,7 +83,8 @@ class EnginePass:
         self._attention = attention
         self._max_tokens = max_tokens
         self._max_rows = max_rows
-        _check_seams(steps)
+        self._links = links
+        _check_seams(steps, links)
         self._engines: dict[str, Engine] = {name: runtime.load(directory / name) for name in steps.segment_files}
         self.report = ContextReport()
         self._captured_values = ValueBuffers(device, steps, max_tokens=max_tokens, max_rows=max_rows)
@@ -111,6 +116,8 @@ class EnginePass:
                     self._rows(work, values)
                 case EngineStep():
                     self._device.enqueue(contexts[work.file])
+                case SeamStep(operator="AllReduce"):
+                    self._all_reduce(work, values)
                 case SeamStep():
                     query, key, value = (values[name] for name in work.inputs[:3])
                     self._attention(work.name, step, query, key, value, values[work.output])
@@ -139,6 +146,15 @@ class EnginePass:
         import torch
 
         torch.index_select(values[work.input], 0, values["logit_indices"], out=values[work.output])
+
+    def _all_reduce(self, work: SeamStep, values: _Values) -> None:
+        """Into the output's own place, which a captured engine reads: the ranks' sum may come in another."""
+        assert self._links is not None, "refused at load"
+        output = values[work.output]
+        output.copy_(values[work.inputs[0]])
+        total = self._links.all_reduce(output)
+        if total is not output:
+            output.copy_(total)
 
     # -- contexts -------------------------------------------------------------------------------------------------
 
@@ -217,12 +233,19 @@ class _Values:
         return self._buffers.view(name, self._step.num_tokens, self._step.num_rows)
 
 
-def _check_seams(steps: EngineSteps) -> None:
+def _check_seams(steps: EngineSteps, links: RankLinks | None) -> None:
+    known = ("PagedAttention",) if links is None else ("PagedAttention", "AllReduce")
     for step in steps.steps:
-        if isinstance(step, SeamStep) and step.operator != "PagedAttention":
+        if isinstance(step, SeamStep) and step.operator not in known:
             raise UnsupportedError(
-                f"seam {step.name!r}: the TensorRT executor has no {step.operator}; serve with tensor_parallel_size 1"
+                f"seam {step.name!r}: the TensorRT executor has no {step.operator} here; "
+                "an AllReduce is for one of several ranks, see tensor_parallel_size"
             )
+    if HIDDEN_INPUT in (name for step in steps.steps for name in reads_of(step)) or steps.output == HIDDEN_OUTPUT:
+        raise UnsupportedError(
+            "the engines are one stage of a pipeline, which executor tensorrt does not run; "
+            "use executor torch, or import with pipeline_parallel_size 1"
+        )
 
 
 def resident_bytes() -> int:

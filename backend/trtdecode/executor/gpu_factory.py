@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtdecode import support
 from trtdecode.config import ServingConfig
@@ -18,6 +19,9 @@ from trtdecode.executor.tensorrt_executor import TensorRtExecutor
 from trtdecode.executor.tensorrt_runtime import Runtime, TensorRtRuntime
 from trtdecode.executor.torch_cuda_executor import TorchCudaExecutor
 from trtdecode.manifest import EngineSet, Manifest, ModelSpec, read_manifest, verify_files
+
+if TYPE_CHECKING:
+    from trtdecode.executor.ranks.links import RankLinks
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +93,9 @@ def tensorrt_executor_on(
     manifest: Manifest,
     version_dir: Path,
     options: GpuOptions,
+    links: RankLinks | None = None,
 ) -> Executor:
-    """`tensorrt_executor` on a given device and runtime."""
+    """`tensorrt_executor` on a given device and runtime; with `links` for one rank of several."""
     precision = engine_precision(config, options, manifest.engines, device.sm, runtime.flavour)
     steps = load_engine_steps(
         version_dir,
@@ -126,6 +131,7 @@ def tensorrt_executor_on(
         swap_space_bytes=config.swap_space_bytes,
         graphs=options.graphs,
         graph_batch_sizes=options.graph_batch_sizes,
+        links=links,
     )
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtdecode.executor.cuda_device import Device
+    from trtdecode.executor.ranks.links import RankLinks
     from trtdecode.executor.tensorrt_runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class TensorRtExecutor:
         kv_cache_bytes: size of the block pool; 0 takes `kv_cache_fraction` of what is free once all else is loaded.
         graphs: capture decode steps.
         graph_batch_sizes: which (`optimization.cuda.graph_spec`); empty for the default ladder.
+        links: to the other tensor-parallel ranks, where the engines are one rank's part.
 
     Raises:
         ManifestError: an engine or the tables do not load.
@@ -66,6 +68,7 @@ class TensorRtExecutor:
         block_size: int = DEFAULT_BLOCK_SIZE,
         graphs: bool = True,
         graph_batch_sizes: Sequence[int] = (),
+        links: RankLinks | None = None,
     ) -> None:
         if limits.max_num_batched_tokens > steps.max_tokens:
             raise ConfigError(
@@ -91,6 +94,7 @@ class TensorRtExecutor:
             max_tokens=limits.max_num_batched_tokens,
             max_rows=limits.max_num_seqs,
             sizes=sizes,
+            links=links,
         )
         log.info("tensorrt: %s", self._pass.report)
         self._pool = PagePool(

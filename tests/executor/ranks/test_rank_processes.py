@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,11 +19,13 @@ from builder.engine.byte_tokenizer import byte_tokenizer
 from builder.tiny_models import LLAMA_SIZES, random_prompt, save_model
 from trtbuild.pipeline import import_checkpoint
 from trtdecode.config import ServingConfig
-from trtdecode.errors import ConfigError, ExecutorFailed
+from trtdecode.errors import ConfigError, ExecutorFailed, ManifestError
 from trtdecode.executor.choice import choose_executor
 from trtdecode.executor.devices import Devices
-from trtdecode.executor.ranks.factory import rank_starter
+from trtdecode.executor.gpu_factory import GpuOptions
+from trtdecode.executor.ranks.factory import rank_starter, rank_tasks
 from trtdecode.executor.ranks.parallel_executor import ParallelExecutor
+from trtdecode.executor.ranks.task import EngineTask
 from trtdecode.manifest import RankLayout, rank_dir, read_manifest
 from trtdecode.replica import Replica
 from trtdecode.sampling.params import SamplingParams
@@ -162,7 +165,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         ("whole", {"tensor_parallel_size": 2}, r"tensor_parallel_size: got 2, .* imported with 1; .*--tensor-paral"),
         ("tensor", {"tensor_parallel_size": 4}, r"tensor_parallel_size: got 4, .* imported with 2; .*size 4"),
         ("tensor", {"executor": "openvino"}, r"openvino runs on one rank, but the version is split"),
-        ("tensor", {"executor": "tensorrt"}, r"tensorrt runs on one rank, but the version is split"),
+        ("tensor", {"executor": "tensorrt"}, r"tensorrt needs a GPU, but "),
     ],
 )
 def test_a_configuration_that_does_not_fit_the_version(
@@ -176,17 +179,37 @@ def test_where_ranks_run(versions: dict[str, Path]) -> None:
     manifest = read_manifest(versions["tensor"])
     gpus = Devices(gpu_sms=(89, 89), tensorrt_flavour="tensorrt", has_torch=True)
 
-    def choose(kind: str, devices: Devices = gpus) -> tuple[str, str]:
-        choice = choose_executor(ServingConfig(), manifest, devices, device_kind=kind, device_id=0)
+    def choose(kind: str, devices: Devices = gpus, executor: str = "auto") -> tuple[str, str]:
+        config = ServingConfig(executor=executor)
+        choice = choose_executor(config, manifest, devices, device_kind=kind, device_id=0)
         return choice.executor, choice.device
 
     assert choose("KIND_MODEL") == ("torch", "cuda")
     assert choose("KIND_CPU") == ("torch", "cpu")
     assert choose("KIND_MODEL", Devices(has_torch=True)) == ("torch", "cpu")
+    assert choose("KIND_MODEL", executor="tensorrt") == ("tensorrt", "cuda")
+    with pytest.raises(ConfigError, match=r"tensorrt is not installed"):
+        choose("KIND_MODEL", Devices(gpu_sms=(89, 89), has_torch=True), "tensorrt")
+    with pytest.raises(ConfigError, match=r"tensorrt needs a GPU, but the instance kind is KIND_CPU"):
+        choose("KIND_CPU", executor="tensorrt")
     with pytest.raises(ConfigError, match=r"KIND_GPU is one instance a GPU, but the version is split .* use KIND_MODE"):
         choose("KIND_GPU")
     with pytest.raises(ConfigError, match=r"needs torch; pip install"):
         choose("KIND_CPU", Devices())
+
+
+def test_ranks_of_engines_are_told_what_to_load(versions: dict[str, Path]) -> None:
+    """The precision is then the engines'; a task crosses process borders."""
+    manifest, engines = read_manifest(versions["tensor"]), EngineTask("tensorrt", ServingConfig(), GpuOptions())
+    config = ServingConfig(precision="fp8", executor="tensorrt")
+    tasks = rank_tasks(config, manifest, versions["tensor"], "cuda", None, engines)
+    assert [(task.device, task.graph_path.parent.name) for task in tasks] == [
+        ("cuda:0", "rank_0"),
+        ("cuda:1", "rank_1"),
+    ]
+    assert pickle.loads(pickle.dumps(tasks)) == tasks  # noqa: S301 (our own bytes)
+    with pytest.raises(ManifestError, match="fp8"):
+        rank_tasks(config, manifest, versions["tensor"], "cuda", None)
 
 
 def test_mp_needs_every_gpu_here() -> None:

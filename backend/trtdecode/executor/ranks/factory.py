@@ -16,7 +16,7 @@ from trtdecode.executor.devices import Devices
 from trtdecode.executor.machine import memory_bytes, usable_physical_cores
 from trtdecode.executor.ranks.group import RankGroup, RankLost
 from trtdecode.executor.ranks.parallel_executor import ParallelExecutor
-from trtdecode.executor.ranks.task import RankTask
+from trtdecode.executor.ranks.task import EngineTask, RankTask
 from trtdecode.manifest import Manifest, rank_dir, read_manifest, verify_files
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def parallel_executor(
         ManifestError: a rank's files are not what its manifest says.
         LoadError: the ranks did not come up.
     """
-    tasks = rank_tasks(config, manifest, version_dir, choice.device, gpu_options)
+    engines = _engine_task(config, devices, gpu_options) if choice.executor == "tensorrt" else None
+    tasks = rank_tasks(config, manifest, version_dir, choice.device, gpu_options, engines)
     starter = rank_starter(config, len(tasks), choice.device, len(devices.gpu_sms))
     try:
         return ParallelExecutor(lambda: start_ranks(starter, tasks), manifest.ranks)
@@ -54,9 +55,14 @@ def parallel_executor(
 
 
 def rank_tasks(
-    config: ServingConfig, manifest: Manifest, version_dir: Path, device: str, gpu_options: GpuOptions | None
+    config: ServingConfig,
+    manifest: Manifest,
+    version_dir: Path,
+    device: str,
+    gpu_options: GpuOptions | None,
+    engines: EngineTask | None = None,
 ) -> list[RankTask]:
-    """What each rank is to do; its files are compared with its manifest."""
+    """What each rank is to do; a graph's files are compared with the rank's manifest here, engines' by the rank."""
     num_ranks, spec = manifest.ranks.num_ranks, manifest.spec
     on_gpu = device != "cpu"
     dtype = ("f16" if on_gpu else "f32") if config.compute_precision == "auto" else config.compute_precision
@@ -69,8 +75,10 @@ def rank_tasks(
         folder = rank_dir(version_dir, rank)
         own = read_manifest(folder)
         present = [name for name in _PRECISIONS if name in own.graphs]
-        graph = own.graph_file(config.precision if config.precision != "auto" else present[0] if present else "f32")
-        verify_files(folder, own, names={graph, f"{graph}.data"}, digests=config.verify_checksums)
+        by_default = config.precision == "auto" or engines is not None  # then the precision is the engines'
+        graph = own.graph_file((present[0] if present else "f32") if by_default else config.precision)
+        if engines is None:
+            verify_files(folder, own, names={graph, f"{graph}.data"}, digests=config.verify_checksums)
         tasks.append(
             RankTask(
                 rank=rank,
@@ -87,9 +95,16 @@ def rank_tasks(
                 graphs=gpu_options.graphs if gpu_options else True,
                 graph_batch_sizes=gpu_options.graph_batch_sizes if gpu_options else (),
                 busy_wait=gpu_options.busy_wait if gpu_options else False,
+                engines=engines,
             )
         )
     return tasks
+
+
+def _engine_task(config: ServingConfig, devices: Devices, gpu_options: GpuOptions | None) -> EngineTask:
+    from trtdecode.executor.gpu_factory import GpuOptions
+
+    return EngineTask(devices.tensorrt_flavour, config, gpu_options or GpuOptions())
 
 
 def rank_starter(config: ServingConfig, num_ranks: int, device: str, num_gpus: int) -> str:

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from trtdecode.config import ServingConfig
 from trtdecode.executor.device_step import StepLimits
 from trtdecode.manifest import RankLayout
+
+if TYPE_CHECKING:
+    from trtdecode.executor.gpu_factory import GpuOptions
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTask:
+    """What a rank needs to know to run its TensorRT engines."""
+
+    flavour: str
+    config: ServingConfig
+    options: GpuOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +41,7 @@ class RankTask:
     graphs: bool = True  # CUDA graphs
     graph_batch_sizes: tuple[int, ...] = ()
     busy_wait: bool = False
+    engines: EngineTask | None = None  # TensorRT engines in the graph's folder instead of the graph
 
     @property
     def answers(self) -> bool:

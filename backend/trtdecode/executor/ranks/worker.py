@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtdecode.executor.base import Batch, BatchResult, Executor
-from trtdecode.executor.ranks.task import RankFacts, RankTask
+from trtdecode.executor.ranks.task import EngineTask, RankFacts, RankTask
+from trtdecode.manifest import read_manifest
 
 if TYPE_CHECKING:
+    from trtdecode.executor.cuda_device import Device
     from trtdecode.executor.ranks.links import RankLinks
 
 
@@ -41,7 +43,7 @@ class RankWorker:
 
 
 def rank_executor(task: RankTask, links: RankLinks) -> Executor:
-    """The torch executor of one rank, on its CPU or its GPU."""
+    """One rank's executor: torch on its CPU or its GPU, or its TensorRT engines."""
     if task.device == "cpu":
         from trtdecode.executor.torch_executor import TorchExecutor
 
@@ -54,6 +56,9 @@ def rank_executor(task: RankTask, links: RankLinks) -> Executor:
             hidden_size=task.hidden_size,
         )
     from trtdecode.executor.cuda_device import TorchCudaDevice
+
+    if task.engines is not None:
+        return _engine_executor(task, task.engines, TorchCudaDevice(task.device, busy_wait=task.busy_wait), links)
     from trtdecode.executor.torch_cuda_executor import TorchCudaExecutor
 
     return TorchCudaExecutor(
@@ -68,4 +73,20 @@ def rank_executor(task: RankTask, links: RankLinks) -> Executor:
         graph_batch_sizes=task.graph_batch_sizes,
         links=links,
         hidden_size=task.hidden_size,
+    )
+
+
+def _engine_executor(task: RankTask, engines: EngineTask, device: Device, links: RankLinks) -> Executor:
+    from trtdecode.executor.gpu_factory import runtime_cache_file, tensorrt_executor_on
+    from trtdecode.executor.tensorrt_runtime import TensorRtRuntime
+
+    folder = task.graph_path.parent
+    return tensorrt_executor_on(
+        device,
+        TensorRtRuntime(engines.flavour, runtime_cache_file(folder, device.sm)),
+        engines.config,
+        read_manifest(folder),
+        folder,
+        engines.options,
+        links,
     )
