@@ -17,6 +17,8 @@ end: the rest is what else the machine was doing).
 
 `core` drives schedule and update alone, back to back, and takes the mean over whole rounds of blocks, so that hashing
 is in it. With `--nano-vllm DIR` (a checkout) nano-vllm's scheduler is driven the same way in the same run.
+
+A second table has what sending adds (host_sending.py), with and without `max_send_delay_ms`.
 """
 
 from __future__ import annotations
@@ -28,17 +30,18 @@ import statistics
 import sys
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from host_sending import measure_sending
 from stopwatch import Stopwatch
 from trtdecode.config import ServingConfig
 from trtdecode.executor.base import Batch, BatchResult
 from trtdecode.loop import Loop
 from trtdecode.manifest import ModelSpec
 from trtdecode.overlap import OverlappedLoop
-from trtdecode.request import Request
+from trtdecode.request import Request, TokenEvent
 from trtdecode.sampling.params import SamplingParams
 from trtdecode.sampling.sampler import Sampler
 from trtdecode.sampling.stop import check_token_stop
@@ -86,8 +89,19 @@ class JoinedText:
         return ""
 
 
-def make_loop(loop_class: type[Loop], num_seqs: int, context_len: int, wait_ms: float, steps: int) -> Loop:
-    """A loop whose sequences are all decoding."""
+def no_receiver() -> Callable[[TokenEvent], None]:
+    return lambda event: None
+
+
+def make_loop(
+    loop_class: type[Loop],
+    num_seqs: int,
+    context_len: int,
+    wait_ms: float,
+    steps: int,
+    receiver: Callable[[], Callable[[TokenEvent], None]] = no_receiver,
+) -> Loop:
+    """A loop whose sequences are all decoding; `receiver` makes each its `on_event`."""
     blocks_a_sequence = -(-(context_len + steps) // BLOCK_SIZE)
     executor = WaitingExecutor(num_seqs * (blocks_a_sequence + 2) + 1, 0.0)
     spec = ModelSpec(
@@ -111,7 +125,7 @@ def make_loop(loop_class: type[Loop], num_seqs: int, context_len: int, wait_ms: 
             Request(
                 prompt,
                 params,
-                lambda event: None,
+                receiver(),
                 seed=0,
                 arrival_time=loop.clock(),
                 deadline=loop.clock() + 1e6,
@@ -236,6 +250,31 @@ def table(results: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def run_sending(
+    sizes: Sequence[int], context_len: int, steps: int, wait_ms: float
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Sequences -> longest delay asked for in ms -> figures."""
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for size in sizes:
+        for delay_ms in (0.0, ServingConfig().max_send_delay_ms):
+
+            def made(receiver: Callable[[], Callable[[TokenEvent], None]], size: int = size) -> Loop:
+                budget = steps + 8192 // size + 200
+                return make_loop(OverlappedLoop, size, context_len, wait_ms, budget, receiver)
+
+            results.setdefault(str(size), {})[f"{delay_ms:g}"] = measure_sending(made, steps, delay_ms / 1000)
+    return results
+
+
+def sending_table(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    columns = list(next(iter(next(iter(results.values())).values())))
+    lines = [f"{'sequences':>9} {'max_send_delay_ms':>17} " + " ".join(f"{name:>18}" for name in columns)]
+    for size, by_delay in results.items():
+        for delay, row in by_delay.items():
+            lines.append(f"{size:>9} {delay:>17} " + " ".join(f"{row[name]:18.1f}" for name in columns))
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, nargs="+", default=[32, 128, 256, 512])
@@ -248,8 +287,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = run(args.sequences, args.context, args.steps, args.wait_ms, args.nano_vllm)
     print(f"microseconds a step; contexts of {args.context} tokens, executor waits {args.wait_ms:g} ms")
     print(table(results))
+    sending = run_sending(args.sequences, args.context, args.steps, args.wait_ms)
+    print(sending_table(sending))
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(results | {"sending": sending}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
