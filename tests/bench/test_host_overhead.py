@@ -1,4 +1,4 @@
-"""The host's bench on small batches: every stage takes time, every token is sent, and tokens that wait share responses."""
+"""The host's bench on small batches: every stage takes time, and tokens that wait share responses."""
 
 from __future__ import annotations
 
