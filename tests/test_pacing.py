@@ -50,18 +50,28 @@ def test_one_stream_never_waits_for_a_slow_step() -> None:
         pacer.sent(pace, 0.001)
 
 
-def test_nothing_waits_for_a_successor_beyond_the_bound() -> None:
+def test_slow_steps_are_sent_in_pairs() -> None:
+    """A successor that comes after the delay is waited for all the same, if sending costs too much: once."""
     pacer = Pacer(0.05)
     pace = started(pacer, 0.06)
-    assert pacer.hold_until(pace, 0.06, 64) is None
+    assert pacer.hold_until(pace, 0.06, 64) == pytest.approx(0.06 + 1.25 * 0.06)
+    assert pacer.hold_until(pace, 0.12, 64) is None
+    pacer.sent(pace, 0.001)
+    assert pacer.hold_until(pace, 0.18, 5) is None  # 5 streams at 1 ms a response take less than a tenth of 60 ms
+
+
+def test_nothing_waits_for_a_successor_beyond_twice_the_delay() -> None:
+    pacer = Pacer(0.05)
+    pace = started(pacer, 0.11)
+    assert pacer.hold_until(pace, 0.11, 64) is None
 
 
 def test_samples_of_one_step_are_no_gap() -> None:
     pacer = Pacer(0.05)
-    pace = started(pacer, 0.06)
-    assert pacer.hold_until(pace, 0.06, 64) is None
-    assert pacer.hold_until(pace, 0.0601, 64) is None  # the second sample's token; the next step comes at 0.12
-    assert pace.gap == pytest.approx(0.06)
+    pace = started(pacer, 0.11)
+    assert pacer.hold_until(pace, 0.11, 64) is None
+    assert pacer.hold_until(pace, 0.1101, 64) is None  # the second sample's token; the next step comes at 0.22
+    assert pace.gap == pytest.approx(0.11)
 
 
 def test_off() -> None:

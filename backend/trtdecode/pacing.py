@@ -6,7 +6,8 @@ time which the executor lacks. So each stream is sent to at most once an interva
     interval = min(max_delay, streams * seconds a response / SHARE)
 
 One stream of a model that takes milliseconds a token is never held. A first token and an end never wait, and neither
-does a token whose successor would come too late.
+does a token whose successor would come too late. Where a step takes longer than the delay, a token may wait for one more
+step, but never longer than twice the delay.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 #: Of the time, what sending may take of one thread before tokens are sent together.
 SHARE = 0.1
 _SMOOTHING = 0.02  # of a new measurement in the mean
+_LATE = 1.25  # times its usual gap: so late the next token may be
 _ONE_STEP_S = 0.0005  # pushes closer than this belong to one step (samples of one request)
 
 
@@ -47,17 +49,26 @@ class Pacer:
             self._seconds_a_response = seconds
         self._seconds_a_response += _SMOOTHING * (seconds - self._seconds_a_response)
 
-    def interval(self, num_streams: int) -> float:
-        """Seconds between two responses of one stream."""
-        return min(self._max_delay_s, num_streams * self._seconds_a_response / SHARE)
+    def interval(self, num_streams: int, gap: float = 0.0) -> float:
+        """Seconds that a token may wait.
+
+        Args:
+            gap: how long after it the next one comes.
+        """
+        longest = self._max_delay_s
+        if gap > longest:
+            longest = min(_LATE * gap, 2 * longest)
+        return min(longest, num_streams * self._seconds_a_response / SHARE)
 
     def hold_until(self, pace: Pace, now: float, num_streams: int) -> float | None:
         """A token came now: until when it may wait, or None when it must be sent at once."""
         if pace.last_push is not None and now - pace.last_push > _ONE_STEP_S:
             pace.gap = now - pace.last_push
         pace.last_push = now
-        since = now if pace.held_since is None else pace.held_since
-        deadline = since + self.interval(num_streams)
+        if pace.held_since is None:
+            since, deadline = now, now + self.interval(num_streams, pace.gap)
+        else:
+            since, deadline = pace.held_since, pace.held_since + self.interval(num_streams)
         if not pace.has_sent or now + pace.gap > deadline:
             return None
         pace.held_since = since
