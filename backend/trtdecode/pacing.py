@@ -6,8 +6,8 @@ time which the executor lacks. So each stream is sent to at most once an interva
     interval = min(max_delay, streams * seconds a response / SHARE)
 
 One stream of a model that takes milliseconds a token is never held. A first token and an end never wait, and neither
-does a token whose successor would come too late. Where a step takes longer than the delay, a token may wait for one more
-step, but never longer than twice the delay.
+does a token whose successor would come too late. Where a step takes longer than the delay, a token may wait for one
+more step, but never longer than twice the delay.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Of the time, what sending may take of one thread before tokens are sent together.
-SHARE = 0.1
+SHARE = 0.06
 _SMOOTHING = 0.02  # of a new measurement in the mean
 _LATE = 1.25  # times its usual gap: so late the next token may be
 _ONE_STEP_S = 0.0005  # pushes closer than this belong to one step (samples of one request)

@@ -17,7 +17,7 @@ def test_every_stage_is_timed() -> None:
 
 
 def test_tokens_that_wait_share_responses() -> None:
-    """30 streams of 0.1 ms a response or more, 5 ms a step: a tenth of the time is several steps."""
+    """30 streams of 0.1 ms a response or more, 5 ms a step: their share of the time is several steps."""
     rows = host_overhead.run_sending([30], context_len=20, steps=60, wait_ms=5.0)["30"]
     assert rows["0"]["tokens_a_response"] >= 1.0
     assert rows["50"]["tokens_a_response"] > 1.5
