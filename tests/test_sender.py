@@ -269,6 +269,22 @@ def test_what_went_out_with_an_earlier_entry_is_not_sent_again(sender: Sender) -
     assert b_channel.sent == [("bc", None, False), ("d", None, True)]
 
 
+def test_who_knows_that_a_client_left_need_not_wait_for_the_next_round(
+    errors: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtdecode.sender.MAX_POLLS_PER_S", 1e-6)  # after the first round, none for days
+    sender = Sender(errors.append)
+    stream, channel, request = start(sender)
+    wait_for(lambda: channel.num_asked == 1)
+    time.sleep(0.01)
+    channel.cancelled = True
+    sender.poll_soon()
+    wait_for(lambda: stream.is_cancelled)
+    assert channel.num_asked == 2
+    sender.push(stream, event(request, "", FinishReason.CANCELLED))
+    assert sender.close(5) == 0
+
+
 def test_a_round_of_polling_skips_what_has_ended_meanwhile(sender: Sender) -> None:
     first, first_channel, first_request = start(sender)
     second, second_channel, second_request = start(sender)

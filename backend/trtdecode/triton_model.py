@@ -129,7 +129,13 @@ class DecoderModel:
         self._sender = Sender(self._log.log_error, serving.keepalive_ms / 1000, serving.max_send_delay_ms / 1000)
         self._slow_intake = ThreadPoolExecutor(1, thread_name_prefix="trtdecode-intake")
         self._publisher = self._start_metrics(args["model_instance_name"])
-        handlers = {"drain": self._drain, "resume": self._resume, "status": self._status, "inspect": self._inspect}
+        handlers = {
+            "drain": self._drain,
+            "resume": self._resume,
+            "status": self._status,
+            "inspect": self._inspect,
+            "poll": self._poll,
+        }
         self._control = ControlServer(args["model_instance_name"], handlers)
         self._log_what_loaded(manifest, time.monotonic() - begin)
 
@@ -237,6 +243,10 @@ class DecoderModel:
 
     def _inspect(self, _command: dict[str, Any]) -> dict[str, Any]:
         return self._replica.inspect()
+
+    def _poll(self, _command: dict[str, Any]) -> dict[str, Any]:
+        self._sender.poll_soon()
+        return {}
 
     def _status(self, _command: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -36,8 +36,9 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.service = Service(settings, router)
-        app.state.engine_room = EngineRoom(settings.metrics_urls, LocalInspector(settings.triton_urls))
+        local = LocalInspector(settings.triton_urls)
+        app.state.service = Service(settings, router, local.hurry)
+        app.state.engine_room = EngineRoom(settings.metrics_urls, local)
         yield
         await app.state.service.close()
 

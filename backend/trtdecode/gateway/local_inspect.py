@@ -1,7 +1,7 @@
-"""The map of KV blocks, asked from stubs on this machine through their control sockets.
+"""What only stubs on this machine can be asked or told, through their control sockets.
 
-`/metrics` has counts alone, and a request to the model would count as one. Replicas on other machines have no map here:
-the view then shows their counts.
+The map of KV blocks: `/metrics` has counts alone, and a request to the model would count as one. And that a client has
+just left, which a stub otherwise finds out at its own pace. Replicas on other machines have no map here, and find out.
 """
 
 from __future__ import annotations
@@ -29,6 +29,21 @@ class LocalInspector:
         if replica >= len(self._ports) or self._ports[replica] is None:
             return None
         return await asyncio.to_thread(self._ask, replica, model)
+
+    def hurry(self, replica: int, model: str) -> None:
+        """Tells the model's stubs that a client has just left; in the background, and nobody waits for it."""
+        if replica < len(self._ports) and self._ports[replica] is not None:
+            asyncio.get_running_loop().run_in_executor(None, self._tell, replica, model)
+
+    def _tell(self, replica: int, model: str) -> None:
+        key = (replica, model)
+        try:
+            if not self._sockets.get(key):
+                self._sockets[key] = self._find(replica, model)
+            for entry in self._sockets[key]:
+                entry.ask("poll", _WAIT_S)
+        except (ServerError, OSError):
+            self._sockets.pop(key, None)
 
     def _ask(self, replica: int, model: str) -> dict[str, Any] | None:
         key = (replica, model)

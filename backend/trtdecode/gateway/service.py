@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -36,13 +37,20 @@ class Job:
 
 
 class Service:
-    """One per gateway process; lives on its event loop."""
+    """One per gateway process; lives on its event loop.
 
-    def __init__(self, settings: GatewaySettings, router: Router) -> None:
+    Args:
+        hurry: called with replica and model when an answer is given up; see `LocalInspector.hurry`.
+    """
+
+    def __init__(self, settings: GatewaySettings, router: Router, hurry: Callable[[int, str], None]) -> None:
         self.settings = settings
         self.prompts = Prompts(settings.model_repository)
         self.replicas = Replicas(
-            [TritonConnection(url, settings.request_timeout) for url in settings.triton_urls],
+            [
+                TritonConnection(url, settings.request_timeout, partial(hurry, replica))
+                for replica, url in enumerate(settings.triton_urls)
+            ],
             prefix_affinity=settings.prefix_affinity,
         )
         self._router = router

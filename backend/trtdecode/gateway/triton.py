@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,11 +46,17 @@ class Piece:
 
 
 class TritonConnection:
-    """A channel to one server. Made on the event loop that uses it."""
+    """A channel to one server. Made on the event loop that uses it.
 
-    def __init__(self, url: str, timeout: float) -> None:
+    Args:
+        timeout: of a whole answer, in seconds.
+        on_leave: called with the model when an answer is given up before its end.
+    """
+
+    def __init__(self, url: str, timeout: float, on_leave: Callable[[str], None] = lambda model: None) -> None:
         self.url = url
         self._timeout = timeout
+        self._on_leave = on_leave
         self._client = grpcclient.InferenceServerClient(url)
         self._shapes: dict[str, tuple[int, list[str]]] = {}  # rank of the inputs, names of the outputs
 
@@ -86,6 +92,7 @@ class TritonConnection:
             headers=generation.trace or None,
         )
         refusal: InferenceServerException | None = None
+        has_ended = False
         try:
             async with asyncio.timeout(self._timeout):
                 async for result, error in responses:
@@ -95,6 +102,7 @@ class TritonConnection:
                     piece = _piece(result, generation)
                     if piece is not None:
                         yield piece
+            has_ended = True
             if refusal is not None:
                 raise refusal
         except (InferenceServerException, grpc.aio.AioRpcError) as error:
@@ -109,6 +117,8 @@ class TritonConnection:
             raise GatewayError(504, f"no end of the answer within {self._timeout:g} s") from None
         finally:
             responses.cancel()
+            if not has_ended:
+                self._on_leave(generation.model)
 
     async def encode(self, model: str, rows: Sequence[EncoderRow], output: str) -> tuple[list[Any], int]:
         """One row (numpy f32) of an encoder's output for each text, list of ids or pair; and the number of tokens.

@@ -7,8 +7,10 @@ socket answers when the work is done, which a signal cannot. One line of JSON ea
     {"command": "resume"}                                   ->  {"ok": true}
     {"command": "status"}                                   ->  {"ok": true, "model": "smollm2", "live": 3, ...}
     {"command": "inspect"}                                  ->  {"ok": true, "blocks": [[7, 12], [0, 88]], ...}
+    {"command": "poll"}                                     ->  {"ok": true}
 
-`inspect` is the map of KV blocks (`kv_cache/block_map.py`), and which caller and trace each sequence belongs to.
+`poll` says that a client has just left, so that the stub asks Triton which. `inspect` is the map of KV blocks
+(`kv_cache/block_map.py`), and which caller and trace each sequence belongs to.
 The sockets lie in one folder per user (or $TRTDECODE_RUNTIME_DIR), readable by that user alone.
 """
 
