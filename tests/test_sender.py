@@ -279,8 +279,7 @@ def test_who_knows_that_a_client_left_need_not_wait_for_the_next_round(
     time.sleep(0.01)
     channel.cancelled = True
     sender.poll_soon()
-    wait_for(lambda: stream.is_cancelled)
-    assert channel.num_asked == 2
+    wait_for(lambda: stream.is_cancelled)  # within seconds
     sender.push(stream, event(request, "", FinishReason.CANCELLED))
     assert sender.close(5) == 0
 

@@ -8,7 +8,7 @@ faster on CPUs with the instructions, and round differently when the batch chang
     bf16    matrix products and attention in bfloat16 (needs AMX to pay)
     mixed   int8 for small steps, bf16 for steps of MIXED_BF16_TOKENS and more: two compiled models, one KV pool
 
-An INT8 product scales its sum once a group, so large groups are fast: 192 inputs against 32 save a fourth of a step of
+An INT8 product scales its sum once a group, so large groups are fast: 192 inputs against 32 save a fifth of a step of
 32 sequences. A group lies within one group of the weights, which is why `trtdecode import --requantize` gives a row
 one scale. Weights whose zero points are no integers (GGUF's Q4_1 and k-quants) are computed in f32 without a word.
 """

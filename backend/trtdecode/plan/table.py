@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rich.table import Table
 
 from trtdecode.plan.encoder_report import EncoderRow
 from trtdecode.plan.report import Row
 
+AnyRow = TypeVar("AnyRow", Row, EncoderRow)
+
 
 def plan_table(rows: Sequence[Row], best: Row, api_price: float) -> Table:
     """One line a row, the recommended one marked. With a price elsewhere, the saving against it."""
-    table = Table()
-    headings = [
-        "device",
-        "precision",
-        "devices",
-        "weights GiB",
-        "KV MiB/seq",
-        "fit",
-        "bound by",
-        "tokens/s",
-        "prefill/s",
-        "$/M tokens",
-    ]
-    for heading in headings + (["saves"] if api_price else []):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
+
+    def cells(row: Row) -> list[str]:
         bounds = row.bounds
-        cells = [
+        return [
             row.device.name,
             row.precision,
             f"{row.replicas} x {bounds.ranks}",
@@ -41,22 +30,17 @@ def plan_table(rows: Sequence[Row], best: Row, api_price: float) -> Table:
             f"{bounds.prefill_tokens_per_s * row.efficiency:.0f}",
             f"{row.cost_per_million_tokens:.3f}",
         ]
-        if api_price:
-            cells.append(f"{1 - row.cost_per_million_tokens / api_price:.0%}")
-        table.add_row(*cells, style="bold" if row is best else None)
-    return table
+
+    headings = ["device", "precision", "devices", "weights GiB", "KV MiB/seq", "fit", "bound by"]
+    return _table([*headings, "tokens/s", "prefill/s", "$/M tokens"], rows, cells, best, api_price)
 
 
 def encoder_table(rows: Sequence[EncoderRow], best: EncoderRow, api_price: float) -> Table:
     """One line a row, the recommended one marked. With a price elsewhere, the saving against it."""
-    table = Table()
-    headings = ["device", "precision", "memory GiB", "max batch", "preferred", "delay us", "batch ms", "bound by"]
-    headings += ["texts/s", "tokens/s", "$/M tokens"]
-    for heading in headings + (["saves"] if api_price else []):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
+
+    def cells(row: EncoderRow) -> list[str]:
         sizes = row.batching
-        cells = [
+        return [
             row.device.name,
             row.precision,
             f"{sizes.memory_bytes / 2**30:.2f}",
@@ -69,7 +53,18 @@ def encoder_table(rows: Sequence[EncoderRow], best: EncoderRow, api_price: float
             f"{row.tokens_per_s:.0f}",
             f"{row.cost_per_million_tokens:.6f}",
         ]
-        if api_price:
-            cells.append(f"{1 - row.cost_per_million_tokens / api_price:.0%}")
-        table.add_row(*cells, style="bold" if row is best else None)
+
+    headings = ["device", "precision", "memory GiB", "max batch", "preferred", "delay us", "batch ms", "bound by"]
+    return _table([*headings, "texts/s", "tokens/s", "$/M tokens"], rows, cells, best, api_price)
+
+
+def _table(
+    headings: list[str], rows: Sequence[AnyRow], cells: Callable[[AnyRow], list[str]], best: AnyRow, api_price: float
+) -> Table:
+    table = Table()
+    for heading in headings + (["saves"] if api_price else []):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        saving = [f"{1 - row.cost_per_million_tokens / api_price:.0%}"] if api_price else []
+        table.add_row(*cells(row), *saving, style="bold" if row is best else None)
     return table
