@@ -7,8 +7,10 @@ from trtdecode.pacing import SHARE, Pace, Pacer
 
 
 def started(pacer: Pacer, gap: float, seconds: float = 0.001) -> Pace:
-    """A stream that was sent two tokens, `gap` apart; the second at time 0."""
+    """A stream that was sent two tokens, `gap` apart; the second at time 0. A response takes `seconds` on average."""
     pace = Pace()
+    for _ in range(1000):
+        pacer.sent(Pace(), seconds)
     for now in (-gap, 0.0):
         assert pacer.hold_until(pace, now, 1) is None
         pacer.sent(pace, seconds)
@@ -31,6 +33,16 @@ def test_the_mean_follows_the_cost() -> None:
     for _ in range(500):
         pacer.sent(pace, 0.002)
     assert pacer.interval(1) == pytest.approx(0.002 / SHARE, rel=1e-3)
+
+
+def test_a_slow_first_response_does_not_make_one_stream_wait() -> None:
+    """After a load the first response may take half a second."""
+    pacer, pace = Pacer(0.05), Pace()
+    assert pacer.hold_until(pace, 0.0, 1) is None
+    pacer.sent(pace, 0.5)
+    for step in range(1, 20):
+        assert pacer.hold_until(pace, 0.012 * step, 1) is None
+        pacer.sent(pace, 0.0002)
 
 
 def test_tokens_are_sent_in_pairs_when_two_fit_into_the_interval() -> None:

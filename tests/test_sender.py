@@ -106,12 +106,18 @@ def test_a_slow_channel_gets_merged_deltas(sender: Sender) -> None:
     assert [text for text, _, _ in channel.sent] == ["a", "bcdefg"]
 
 
+def dear(sender: Sender, stream: Stream) -> None:
+    """Sending has become so dear that tokens wait."""
+    sender._pacer._seconds_a_response = 60.0
+    sender._pacer.sent(stream.pace, 60.0)
+
+
 def test_tokens_that_wait_are_sent_together_and_an_end_takes_them_along(errors: list[str]) -> None:
     sender = Sender(errors.append, max_delay_s=60.0)  # nothing but its own end releases what waits
     stream, channel, request = start(sender)
     sender.push(stream, event(request, "a"))
     wait_for(lambda: channel.sent)
-    sender._pacer.sent(stream.pace, 60.0)  # sending has become dear
+    dear(sender, stream)
     for text in "bcd":
         time.sleep(0.001)
         sender.push(stream, event(request, text))
@@ -127,12 +133,12 @@ def test_what_waits_goes_out_at_its_time_or_when_the_sender_closes(errors: list[
     stream, channel, request = start(sender)
     sender.push(stream, event(request, "a"))
     wait_for(lambda: channel.sent)
-    sender._pacer.sent(stream.pace, 60.0)
+    dear(sender, stream)
     time.sleep(0.001)
     sender.push(stream, event(request, "b"))  # no successor comes
     wait_for(lambda: channel.text == "ab")
     sender._pacer = Pacer(60.0)
-    sender._pacer.sent(stream.pace, 60.0)
+    dear(sender, stream)
     time.sleep(0.001)
     sender.push(stream, event(request, "c"))
     assert sender.close(5) == 1

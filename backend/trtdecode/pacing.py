@@ -17,6 +17,8 @@ from dataclasses import dataclass
 #: Of the time, what sending may take of one thread before tokens are sent together.
 SHARE = 0.06
 _SMOOTHING = 0.02  # of a new measurement in the mean
+_TYPICAL_S = 0.0001  # a response, before any was measured
+_DEAREST_S = 0.002  # what one counts at most: the first ones after a load, or one that was blocked, say nothing
 _LATE = 1.25  # times its usual gap: so late the next token may be
 _ONE_STEP_S = 0.0005  # pushes closer than this belong to one step (samples of one request)
 
@@ -40,14 +42,12 @@ class Pacer:
 
     def __init__(self, max_delay_s: float) -> None:
         self._max_delay_s = max_delay_s
-        self._seconds_a_response = 0.0
+        self._seconds_a_response = _TYPICAL_S
 
     def sent(self, pace: Pace, seconds: float) -> None:
         """A response of the stream went out and took so long."""
         pace.has_sent, pace.held_since = True, None
-        if not self._seconds_a_response:
-            self._seconds_a_response = seconds
-        self._seconds_a_response += _SMOOTHING * (seconds - self._seconds_a_response)
+        self._seconds_a_response += _SMOOTHING * (min(seconds, _DEAREST_S) - self._seconds_a_response)
 
     def interval(self, num_streams: int, gap: float = 0.0) -> float:
         """Seconds that a token may wait.
