@@ -135,7 +135,7 @@ def _as_bytes(value: Any) -> bytes:
 
 def _generate_body() -> st.SearchStrategy[bytes]:
     tensors = _fields(tuple(spec.name for spec in INPUTS if spec.name != "sampling_parameters"), odd=25)
-    sampling = _fields((*sorted(KNOWN_KEYS), *_FLAGS), odd=12)
+    sampling = _fields((*sorted(KNOWN_KEYS), *sorted(_FLAGS)), odd=12)
 
     def build(prompt: Any, fields: dict[str, Any], inside: dict[str, Any] | None, extra: dict[str, Any]) -> bytes:
         body = {"text_input": prompt, **fields, **extra}

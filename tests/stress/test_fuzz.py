@@ -46,7 +46,7 @@ def test_the_requests_are_of_every_kind() -> None:
     """Every way in is used, and nearly every field occurs in what is valid JSON."""
     seen: list[Shot] = []
 
-    @settings(max_examples=800, database=None, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+    @settings(max_examples=2400, database=None, derandomize=True, deadline=None, suppress_health_check=CHECKS)
     @given(shots())
     def collect(shot: Shot) -> None:
         seen.append(shot)
@@ -62,7 +62,7 @@ def test_the_requests_are_of_every_kind() -> None:
         except (ValueError, TypeError, KeyError):
             continue
     names = {*fuzz_fields()}
-    assert len(names - fields) <= len(names) // 20, "800 draws may miss one or two of the rarest"
+    assert len(names - fields) <= len(names) // 20, "twelve of twelve random runs missed none; 800 draws missed up to 3"
 
 
 def fuzz_fields() -> set[str]:
