@@ -119,6 +119,31 @@ def test_a_silent_stub_is_not_waited_for_for_ever(runtime: Path) -> None:
     server.close()
 
 
+def test_a_full_queue_of_askers_is_waited_for(runtime: Path) -> None:
+    runtime.mkdir()
+    path = runtime / f"{os.getpid()}-full_1_0.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(path))
+        listener.listen(0)  # one may wait
+        first.connect(str(path))
+        asked = ControlSocket(path)
+        with pytest.raises(ServerError, match=r"does not answer 'status': .*Resource temporarily unavailable"):
+            asked.ask("status", wait_s=0.1)
+
+        def answer_both() -> None:
+            time.sleep(0.2)
+            listener.accept()[0].close()
+            connection = listener.accept()[0]
+            connection.recv(1000)
+            connection.sendall(b'{"ok": true, "live": 3}\n')
+            connection.close()
+
+        thread = threading.Thread(target=answer_both)
+        thread.start()
+        assert asked.ask("status")["live"] == 3
+        thread.join()
+
+
 def test_sockets_of_dead_stubs_are_removed(models: list[Model], runtime: Path) -> None:
     dead = runtime / "999999999-a_0.sock"
     dead.touch()

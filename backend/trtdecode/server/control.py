@@ -23,6 +23,7 @@ import socket
 import socketserver
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from trtdecode.errors import ServerError
 RUNTIME_DIR_VARIABLE = "TRTDECODE_RUNTIME_DIR"
 _MAX_LINE = 1 << 20
 _ANSWER_TIMEOUT_S = 5.0
+_RETRY_S = 0.01
 
 
 def runtime_dir() -> Path:
@@ -125,8 +127,7 @@ class ControlSocket:
         """
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(wait_s)
-                connection.connect(str(self.path))
+                self._connect(connection, wait_s)
                 connection.sendall(json.dumps({"command": command, **fields}).encode() + b"\n")
                 answer: dict[str, Any] = json.loads(connection.makefile("rb").readline(_MAX_LINE))
         except (OSError, ValueError) as error:
@@ -134,6 +135,19 @@ class ControlSocket:
         if not answer.get("ok"):
             raise ServerError(f"stub {self.stub_pid} ({self.instance}) refused {command!r}: {answer.get('error')}")
         return answer
+
+    def _connect(self, connection: socket.socket, wait_s: float) -> None:
+        """Connects. Where too many others wait to be accepted, Linux says so at once instead of waiting."""
+        connection.settimeout(wait_s)
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                connection.connect(str(self.path))
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_RETRY_S)
 
 
 def list_control_sockets() -> list[ControlSocket]:
