@@ -56,7 +56,9 @@ def test_a_bad_value_names_key_value_and_limit(key: str, text: str, limit: str) 
 
 
 def test_an_unknown_key_names_the_nearest_and_the_allowed_set() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key 'max_seqs'; did you mean max_num_seqs.* allowed: build"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'max_seqs'; did you mean max_num_seqs.* allowed: attention, build"
+    ):
         ServingConfig.from_parameters({"max_seqs": "3"})
     with pytest.raises(ConfigError, match="unknown key 'zzz'; allowed: "):
         ServingConfig.from_parameters({"zzz": "3"})

@@ -20,6 +20,8 @@ EXECUTORS = ("auto", "openvino", "tensorrt", "torch")
 PRECISIONS = ("auto", "f32", "f16", "bf16", "fp16", "fp8", "int8", "int8_weight", "int4")
 COMPUTE_PRECISIONS = ("auto", "f32", "int8", "bf16", "f16", "mixed")
 KV_CACHE_PRECISIONS = ("auto", "f32", "u8", "f16", "bf16", "fp8", "int8")
+#: Of the openvino executor; "native" is our own.
+ATTENTION_OPERATORS = ("auto", "native", "openvino")
 #: vLLM's names.
 RANK_STARTERS = ("auto", "mp", "ray")
 
@@ -52,6 +54,7 @@ class ServingConfig:
     default_max_tokens: int = 0  # 0: up to the end of the context
     enable_prefix_caching: bool = True
     num_threads: int = 0  # 0: physical cores
+    attention: str = "auto"  # operator of the openvino executor: native (ours) where it is built and fits, or openvino
     watchdog_ms: float = 30_000.0  # a longer step dumps the flight recorder; 0: off
     recorder_steps: int = 256
     verify_checksums: bool = True
@@ -176,6 +179,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "default_max_tokens": _integer(0),
     "enable_prefix_caching": _boolean,
     "num_threads": _integer(0, 1024),
+    "attention": _choice(ATTENTION_OPERATORS),
     "watchdog_ms": _number(0.0, _DAY_MS),
     "recorder_steps": _integer(1, 1 << 20),
     "verify_checksums": _boolean,

@@ -37,10 +37,24 @@ def _torch_cuda(graph_path: Path) -> Executor:
 def _openvino(graph_path: Path) -> Executor:
     from trtdecode.executor.openvino_executor import OpenVinoExecutor
 
-    return OpenVinoExecutor(graph_path, kv_cache_bytes=POOL_BYTES)
+    return OpenVinoExecutor(graph_path, kv_cache_bytes=POOL_BYTES, attention="openvino")
 
 
-EXECUTORS: dict[str, Callable[[Path], Executor]] = {"torch": _torch, "openvino": _openvino, "torch-cuda": _torch_cuda}
+def _openvino_native(graph_path: Path) -> Executor:
+    from trtdecode.executor.openvino_executor import OpenVinoExecutor
+    from trtdecode.executor.openvino_native_attention import library
+
+    if library() is None:
+        pytest.skip("the native attention is not built")
+    return OpenVinoExecutor(graph_path, kv_cache_bytes=POOL_BYTES, attention="native")
+
+
+EXECUTORS: dict[str, Callable[[Path], Executor]] = {
+    "torch": _torch,
+    "openvino": _openvino,
+    "openvino-native": _openvino_native,
+    "torch-cuda": _torch_cuda,
+}
 
 MakeExecutor = Callable[[TinySpec], Executor]
 

@@ -13,6 +13,7 @@ from conformance.numpy_reference import NumpyDecoder
 from conformance.tiny_graph import TinySpec
 from trtdecode.errors import ConfigError, ManifestError, UnsupportedError
 from trtdecode.executor.openvino_executor import OpenVinoExecutor
+from trtdecode.executor.openvino_native_attention import kernels_in_use
 from trtdecode.executor.openvino_paged_attention import check_openvino_version, read_decoder
 from trtdecode.executor.openvino_precisions import BF16_PRECISIONS, COMPUTE_PRECISIONS
 
@@ -39,8 +40,8 @@ def test_another_release_of_openvino_is_refused_readably() -> None:
 
 
 def test_softcap_is_refused_with_the_alternative(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="softcap 30 is not in OpenVINO's operator; use executor torch"):
-        OpenVinoExecutor(TinySpec(softcap=30.0).write(tmp_path), kv_cache_bytes=1 << 20)
+    with pytest.raises(UnsupportedError, match="softcap 30 is not in OpenVINO's operator; set parameter attention to"):
+        OpenVinoExecutor(TinySpec(softcap=30.0).write(tmp_path), kv_cache_bytes=1 << 20, attention="openvino")
 
 
 def test_a_file_that_is_not_onnx_is_a_manifest_error(tmp_path: Path) -> None:
@@ -51,17 +52,27 @@ def test_a_file_that_is_not_onnx_is_a_manifest_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_cache_precision", "layout", "block_bytes"),
+    ("attention", "kv_cache_precision", "layout", "block_bytes"),
     [
         # 2 layers of K and V: 2 heads * 32 slots * 32 channels * 4 bytes
-        ("f32", "4 x [64, 2, 32, 32]", 4 * 2 * 32 * 32 * 4),
+        ("openvino", "f32", "4 x [64, 2, 32, 32]", 4 * 2 * 32 * 32 * 4),
         # u8: a key block has scale and zero point (f32) a channel, a value one a slot
-        ("u8", "4 x [64, 2, 40, 32]", 2 * 2 * (40 * 32 + 32 * 40)),
+        ("openvino", "u8", "4 x [64, 2, 40, 32]", 2 * 2 * (40 * 32 + 32 * 40)),
+        # K and V of a layer in one
+        ("native", "f32", "2 x [64, 2, 32, 64]", 4 * 2 * 32 * 32 * 4),
+        # scale and zero point a slot, for keys as well
+        ("native", "u8", "2 x [64, 2, 32, 80]", 4 * 2 * 32 * 40),
     ],
 )
-def test_the_pool_is_sized_by_bytes(graph: Path, kv_cache_precision: str, layout: str, block_bytes: int) -> None:
+def test_the_pool_is_sized_by_bytes(
+    graph: Path, attention: str, kv_cache_precision: str, layout: str, block_bytes: int
+) -> None:
     executor = OpenVinoExecutor(
-        graph, kv_cache_bytes=64 * block_bytes + block_bytes - 1, kv_cache_precision=kv_cache_precision, num_threads=1
+        graph,
+        kv_cache_bytes=64 * block_bytes + block_bytes - 1,
+        kv_cache_precision=kv_cache_precision,
+        num_threads=1,
+        attention=attention,
     )
     assert (executor.num_blocks, executor.block_size) == (64, 32)
     assert executor.describe() == {
@@ -70,6 +81,7 @@ def test_the_pool_is_sized_by_bytes(graph: Path, kv_cache_precision: str, layout
         "openvino": ov.__version__,
         "threads": "1",
         "compute_precision": "f32",
+        "attention": attention if attention == "openvino" else f"native {kernels_in_use()}",
         "kv_cache_precision": kv_cache_precision,
         "kv_cache_layout": layout,
         "kv_cache_bytes": str(64 * block_bytes),
@@ -100,11 +112,18 @@ def test_bf16_without_the_hardware_is_refused(graph: Path, monkeypatch: pytest.M
         OpenVinoExecutor(graph, kv_cache_bytes=1 << 20, kv_cache_precision="u8", compute_precision="mixed")
 
 
-@pytest.mark.parametrize("compute_precision", AVAILABLE_PRECISIONS)
-def test_u8_caches_stay_close_and_survive_copies(graph: Path, compute_precision: str) -> None:
+@pytest.mark.parametrize(
+    ("attention", "compute_precision"),
+    [("native", "f32"), ("native", "int8"), *(("openvino", precision) for precision in AVAILABLE_PRECISIONS)],
+)
+def test_u8_caches_stay_close_and_survive_copies(graph: Path, attention: str, compute_precision: str) -> None:
     """Logits span about 20. A block is copied as bytes, scales included."""
     executor = OpenVinoExecutor(
-        graph, kv_cache_bytes=1 << 20, kv_cache_precision="u8", compute_precision=compute_precision
+        graph,
+        kv_cache_bytes=1 << 20,
+        kv_cache_precision="u8",
+        compute_precision=compute_precision,
+        attention=attention,
     )
     driver = Driver(executor)
     expected = NumpyDecoder(LLAMA).logits(TOKENS)
@@ -119,7 +138,7 @@ def test_u8_caches_stay_close_and_survive_copies(graph: Path, compute_precision:
     moved = [executor.num_blocks - 1 - index for index in range(len(sequence.blocks))]
     batch.block_copies = list(zip(sequence.blocks, moved, strict=True))
     batch.block_indices = np.array(moved, np.int32)
-    # Writing the last key again requantises its block, which moves its neighbours a little.
+    # To OpenVINO's operator, writing the last key again requantises its block, which moves its neighbours a little.
     np.testing.assert_allclose(executor.execute(batch).logits, before, atol=0.02, rtol=0)
 
 
@@ -140,30 +159,41 @@ def test_decoding_allocates_nothing_that_grows(graph: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("attention", "rotations", "operator"),
+    [("openvino", 60, "PagedAttentionExtension"), ("native", 0, "Reference")],
+)
+@pytest.mark.parametrize(
     ("graph_file", "matmul"), [("decoder.onnx", "FullyConnected"), ("decoder.int8.onnx", "FullyConnectedCompressed")]
 )
 def test_openvino_recognises_the_patterns_that_make_it_fast(
-    smollm2_version: Path, monkeypatch: pytest.MonkeyPatch, graph_file: str, matmul: str
+    smollm2_version: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    attention: str,
+    rotations: int,
+    operator: str,
+    graph_file: str,
+    matmul: str,
 ) -> None:
-    """RMSNorm, RoPE and weight-compressed matmul are one kernel each, and attention is paged."""
+    """RMSNorm, RoPE and weight-compressed matmul are one kernel each, and attention is paged; ours does RoPE too."""
     compile_model = ov.Core.compile_model
     monkeypatch.setattr(
         ov.Core,
         "compile_model",
         lambda core, model, device, config: compile_model(core, model, device, {**config, "PERF_COUNT": True}),
     )
-    executor = OpenVinoExecutor(smollm2_version / graph_file, kv_cache_bytes=1 << 24)
+    executor = OpenVinoExecutor(smollm2_version / graph_file, kv_cache_bytes=1 << 24, attention=attention)
     driver = Driver(executor)
     driver.step((driver.sequence([1, 2, 3]), 3))
     (program,) = executor._programs
     executed = ov.ProfilingInfo.Status.EXECUTED
     kinds = Counter(entry.node_type for entry in program.request.profiling_info if entry.status == executed)
     assert kinds["RMS"] == 61
-    assert kinds["RoPE"] == 60
-    assert kinds["PagedAttentionExtension"] == 30
+    assert kinds["RoPE"] == rotations
+    assert kinds[operator] == 30
     assert kinds[matmul] == 4 * 30 + 30 + 1  # gate and up are two products here (openvino_rewrite.py)
     assert "SwishCPU" not in kinds  # fused into the gate's product
     assert not {"MatMul", "Transpose", "Concatenation", "Reduce", "Subgraph"} & set(kinds)
+    assert kinds["VariadicSplit"] == (0 if attention == "native" else 30)  # of Q, K and V
 
 
 def test_compiled_models_cannot_be_cached_in_this_release(graph: Path) -> None:
@@ -179,9 +209,10 @@ def test_compiled_models_cannot_be_cached_in_this_release(graph: Path) -> None:
 
 
 def test_operators_are_counted_when_asked(graph: Path) -> None:
-    executor = OpenVinoExecutor(graph, kv_cache_bytes=1 << 20, num_threads=1, count_operators=True)
+    executor = OpenVinoExecutor(graph, kv_cache_bytes=1 << 20, num_threads=1, count_operators=True, attention="native")
     driver = Driver(executor)
     driver.prefill(driver.sequence(TOKENS))
     seconds = executor.operator_seconds(len(TOKENS))
-    assert "PagedAttentionExtension" in seconds
+    assert "PagedAttention" in seconds
+    assert "Reference" not in seconds
     assert all(value > 0 for value in seconds.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import openvino as ov
 import pytest
@@ -10,6 +12,7 @@ from trtdecode.executor.openvino_precisions import (
     activation_group_size,
     coded_weights,
     describe_int8_products,
+    has_int8_dot_product,
     programs,
 )
 
@@ -60,11 +63,20 @@ def test_the_activation_group_lies_within_every_group_of_weights(products: list[
 def test_zero_points_that_are_no_integers_are_told() -> None:
     made = model((96, 96), (96, 96, "integer"), (96, 96, "float"))
     assert sorted(weights.has_float_zeros for weights in coded_weights(made)) == [False, False, True]
-    assert describe_int8_products(made) == (
+    assert describe_int8_products(made, has_dot_product=True) == (
         "2 of 3 in groups of 96 (the others' zero points are no integers: computed in f32; "
         "`trtdecode import --requantize` helps)"
     )
-    assert describe_int8_products(model((96, 96))) == "1 of 1 in groups of 96"
+    assert describe_int8_products(model((96, 96)), has_dot_product=True) == "1 of 1 in groups of 96"
+
+
+def test_without_vnni_no_product_is_int8(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    for flags, expected in (("fpu avx2 fma", False), ("avx2 avx512_vnni", True), ("avx2 avx_vnni", True)):
+        cpuinfo.write_text(f"flags\t\t: {flags}\n")
+        assert has_int8_dot_product(cpuinfo) is expected
+    text = describe_int8_products(model((96, 96)), has_dot_product=False)
+    assert text == "none: this CPU has no VNNI, so OpenVINO computes them in f32"
 
 
 def test_openvino_computes_the_same_with_large_groups() -> None:
@@ -84,4 +96,7 @@ def test_openvino_computes_the_same_with_large_groups() -> None:
     reference = inputs.astype(np.float64) @ (codes.astype(np.float64) * scales).T
     size = np.abs(reference).max()
     assert np.abs(results["f32"] - reference).max() < 1e-5 * size
-    assert 1e-5 * size < np.abs(results["int8"] - reference).max() < 1e-2 * size
+    error = np.abs(results["int8"] - reference).max()
+    assert error < 1e-2 * size
+    if has_int8_dot_product():  # without one OpenVINO computes in f32
+        assert error > 1e-5 * size

@@ -87,6 +87,7 @@ def _openvino_executor(config: ServingConfig, manifest: Manifest, version_dir: P
         compute_precision=compute,
         num_threads=config.num_threads,
         swap_space_bytes=config.swap_space_bytes,
+        attention=config.attention,
     )
 
 

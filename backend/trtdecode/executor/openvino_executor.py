@@ -1,9 +1,10 @@
-"""The CPU executor: the graph compiled by OpenVINO, its paged attention over our block pool.
+"""The CPU executor: the graph compiled by OpenVINO, paged attention over our block pool (`openvino_attention.py`).
 
 SmolLM2-135M INT8 against its f32 weights over 1,400 tokens of text, as mean KL divergence and share of equal first
-choices: f32 0.0015 and 0.975, int8 0.0052 and 0.952, bf16 0.0029 and 0.954; a u8 KV cache adds 0.0001. Small means hide
-changed answers: asked for the capital of France under its default system prompt, f32 says Paris and the other three do
-not. So f32 is the default, and the others are for whoever has checked them on their own model.
+choices: f32 0.0015 and 0.975, int8 0.0052 and 0.952, bf16 0.0029 and 0.954; a u8 KV cache added 0.0001 with OpenVINO's
+attention. Small means hide changed answers: asked for the capital of France under its default system prompt, f32 says
+Paris and the other three do not. So f32 is the default, and the others are for whoever has checked them on their own
+model.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trtdecode.executor.openvino_precisions import (
     COMPUTE_PRECISIONS,
     check_hardware,
     describe_int8_products,
+    has_int8_dot_product,
     programs,
 )
 
@@ -47,12 +49,13 @@ class OpenVinoExecutor:
     Args:
         graph_path: the ONNX file, weights beside it.
         kv_cache_bytes: size of the block pool.
-        kv_cache_precision: "f32", or "u8": a 3.5th of the room, faster from about 500 tokens of context on; its
-            rounding depends on how a prompt was cut into steps. bf16 and mixed need u8.
+        kv_cache_precision: "f32", or "u8": a 3.5th of the room, and faster. With OpenVINO's attention its rounding
+            depends on how a prompt was cut into steps. bf16 and mixed need u8.
         compute_precision: one of COMPUTE_PRECISIONS.
         num_threads: threads of the executor; 0 is one a physical core.
         swap_space_bytes: size of the host pool; 0: preempted requests are recomputed.
         count_operators: keeps the time of every operator for `operator_seconds`; costs a little.
+        attention: one of ATTENTION_OPERATORS.
 
     Raises:
         ManifestError, UnsupportedError: see `read_decoder`.
@@ -72,10 +75,12 @@ class OpenVinoExecutor:
         num_threads: int = 0,
         swap_space_bytes: int = 0,
         count_operators: bool = False,
+        attention: str = "auto",
     ) -> None:
         import openvino as ov
 
-        from trtdecode.executor.openvino_paged_attention import block_size_of, cache_layouts, read_decoder
+        from trtdecode.executor.openvino_attention import read_decoder
+        from trtdecode.executor.openvino_graph import block_size_of, cache_layouts
         from trtdecode.executor.openvino_rewrite import split_gated_products
 
         _check_precisions(kv_cache_precision, compute_precision)
@@ -84,10 +89,17 @@ class OpenVinoExecutor:
         self.num_threads = num_threads or usable_physical_cores()
         core = ov.Core()
         check_hardware(core, compute_precision)
-        model = read_decoder(core, graph_path)
+        model, self.attention = read_decoder(
+            core,
+            graph_path,
+            attention=attention,
+            compute_precision=compute_precision,
+            kv_cache_precision=kv_cache_precision,
+        )
         split_gated_products(model)
         is_int8 = compute_precision in ("int8", "mixed")
-        self._int8_facts = {"int8_products": describe_int8_products(model)} if is_int8 else {}
+        products = describe_int8_products(model, has_dot_product=has_int8_dot_product())
+        self._int8_facts = {"int8_products": products} if is_int8 else {}
         properties = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": self.num_threads,
@@ -137,16 +149,21 @@ class OpenVinoExecutor:
             "threads": str(self.num_threads),
             "compute_precision": self.compute_precision,
             **self._int8_facts,
+            "attention": self.attention,
             "kv_cache_precision": first.element_type.to_string(),
             "kv_cache_layout": f"{len(self._layouts)} x {[self.num_blocks, *first.block_shape]}",
             "kv_cache_bytes": str(self.num_blocks * self._block_bytes),
         }
 
     def operator_seconds(self, num_tokens: int) -> dict[str, float]:
-        """Kind of operator -> seconds it took in the last step of so many tokens. Needs `count_operators`."""
+        """Kind of operator -> seconds it takes in a step, the mean of all steps of so many tokens' program.
+
+        Needs `count_operators`.
+        """
         seconds: dict[str, float] = {}
         for entry in self._program_for(num_tokens).request.profiling_info:
-            seconds[entry.node_type] = seconds.get(entry.node_type, 0.0) + entry.real_time.total_seconds()
+            kind = _KINDS.get(entry.node_type, entry.node_type)
+            seconds[kind] = seconds.get(kind, 0.0) + entry.real_time.total_seconds()
         return {kind: value for kind, value in seconds.items() if value}
 
     def close(self) -> None:
@@ -183,6 +200,10 @@ class OpenVinoExecutor:
             request.set_tensor(name, cache)
         request.set_tensor("max_context_len", ov.Tensor(self._max_context_len, shared_memory=True))
         return _Program(min_tokens, request, compiled.output(GRAPH_OUTPUT))
+
+
+#: OpenVINO calls an operator of an extension a reference; a decoder has no other.
+_KINDS = {"Reference": "PagedAttention"}
 
 
 def _check_precisions(kv_cache_precision: str, compute_precision: str) -> None:

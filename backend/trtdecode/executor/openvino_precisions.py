@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtdecode.errors import ConfigError
@@ -89,8 +90,15 @@ def _source(value: Any) -> Any:
     return value
 
 
-def describe_int8_products(model: ov.Model) -> str:
+def has_int8_dot_product(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the CPU has VNNI: without it OpenVINO computes INT8 products in f32."""
+    return bool({"avx512_vnni", "avx_vnni"} & set(cpuinfo.read_text("utf-8", "replace").split()))
+
+
+def describe_int8_products(model: ov.Model, *, has_dot_product: bool) -> str:
     """How many products with coded weights INT8 really speeds up, and what to do about the others."""
+    if not has_dot_product:
+        return "none: this CPU has no VNNI, so OpenVINO computes them in f32"
     found = [weights.has_float_zeros for weights in coded_weights(model)]
     text = f"{found.count(False)} of {len(found)} in groups of {activation_group_size(model)}"
     if any(found):
