@@ -20,6 +20,7 @@ class FakeModel(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
     def __init__(self) -> None:
         self.max_batch_size = 0
         self.behaviour = "answer"
+        self.num_chunks = 0  # so many of 10 kB in place of the answer
         self.requests: list[Any] = []
         self.cancelled = threading.Event()
 
@@ -40,6 +41,8 @@ class FakeModel(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
                 context.add_callback(self.cancelled.set)
                 while context.is_active():
                     yield response("x", 1)
+            elif self.num_chunks:
+                yield from (response("x" * 10_000, 1) for _ in range(self.num_chunks))
             else:
                 yield response("héllo ", 2)
                 yield response("🌶", 3, finish_reason="stop")

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 from trtdecode.request import FinishReason, TokenLogprob
 from trtdecode.responder import Delta, Part
 from trtdecode.sampling.params import SamplingParams
@@ -51,6 +52,18 @@ def test_every_output_has_the_declared_type() -> None:
 
 def test_only_text_unless_asked() -> None:
     assert set(arrays(Call("x", SamplingParams()), Delta("a"))) == {"text_output"}
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_comes_again_is_the_same_read_only_array(batched: bool) -> None:
+    first, second = (arrays(FULL, Delta("a", [token_id]), batched=batched) for token_id in (1, 2))
+    again = {name for name in first if first[name] is second[name]}
+    assert again == {"finish_reason", "num_input_tokens", "num_output_tokens"}
+    assert not any(first[name].flags.writeable for name in again)
+    third = arrays(FULL, Delta("a", [1, 2], finish_reason=FinishReason.STOP), batched=batched)
+    assert third["num_output_tokens"].ravel().tolist() == [2]
+    assert third["finish_reason"].ravel().tolist() == [b"stop"]
+    assert {first[name].shape for name in again} == {(1, 1) if batched else (1,)}
 
 
 def test_a_batch_dimension_when_batched() -> None:

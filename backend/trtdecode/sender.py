@@ -20,10 +20,10 @@ from trtdecode.request import TokenEvent
 from trtdecode.responder import Part, Responder
 
 #: Seconds between rounds of asking for cancellation, and how often a second it is asked at most. A question is a round
-#: trip: 640 a second cost 32 streams 6 % of their tokens, 200 cost 2 %. Who left is noticed after live / 200 s at most,
-#: sooner where somebody knows (`poll_soon`).
+#: trip: 640 a second cost 32 streams 6 % of their tokens, 200 cost 2 to 4 %. Who left is noticed after live / 100 s at
+#: most, sooner where somebody knows (`poll_soon`).
 POLL_INTERVAL_S = 0.025
-MAX_POLLS_PER_S = 200
+MAX_POLLS_PER_S = 100
 #: Triton notes a cancellation some milliseconds after the client's end: so long all rounds follow one another.
 URGENT_S = 0.1
 

@@ -26,6 +26,7 @@ from trtdecode.server.control import ControlServer
 from trtdecode.triton_inputs import INPUTS, Call, read_call
 from trtdecode.triton_metrics import RESTARTS, MetricsPublisher, TritonMetricSink
 from trtdecode.triton_outputs import OUTPUTS, render
+from trtdecode.triton_tensors import TensorCache
 
 #: How long `finalize` waits for what still runs; Triton's own unload has waited for the requests before it.
 FINALIZE_TIMEOUT_S = 5.0
@@ -36,18 +37,23 @@ SLOW_PROMPT_LENGTH = 50_000
 class TritonChannel:
     """A `sender.Channel` over a Triton response sender."""
 
-    def __init__(self, response_sender: Any) -> None:
+    def __init__(self, response_sender: Any, tensors: TensorCache) -> None:
         self._sender = response_sender
+        self._tensors = tensors
 
     def send(self, arrays: Mapping[str, npt.NDArray[Any]] | None, error: RequestError | None, *, final: bool) -> None:
         """See Channel."""
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        with self._tensors.lock:
+            self._send(arrays, error, flags)
+
+    def _send(self, arrays: Mapping[str, npt.NDArray[Any]] | None, error: RequestError | None, flags: int) -> None:
         if error is not None:
             self._sender.send(pb_utils.InferenceResponse(error=triton_error(error)), flags=flags)
         elif arrays is None:
             self._sender.send(flags=flags)
         else:
-            tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+            tensors = [self._tensors.get(name, array) for name, array in arrays.items()]
             self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=flags)
 
     def is_cancelled(self) -> bool:
@@ -127,6 +133,7 @@ class DecoderModel:
         self._num_warmups = self._config.num_warmup_requests
         serving = self._config.serving
         self._sender = Sender(self._log.log_error, serving.keepalive_ms / 1000, serving.max_send_delay_ms / 1000)
+        self._tensors = TensorCache(pb_utils.Tensor)
         self._slow_intake = ThreadPoolExecutor(1, thread_name_prefix="trtdecode-intake")
         self._publisher = self._start_metrics(args["model_instance_name"])
         handlers = {
@@ -164,7 +171,7 @@ class DecoderModel:
             self._start(request)
 
     def _start(self, request: Any) -> None:
-        channel = TritonChannel(request.get_response_sender())
+        channel = TritonChannel(request.get_response_sender(), self._tensors)
         is_warmup = self._num_warmups > 0
         self._num_warmups -= is_warmup
         try:
@@ -266,6 +273,7 @@ class DecoderModel:
         left = self._sender.close(FINALIZE_TIMEOUT_S)
         if self._publisher is not None:
             self._publisher.close()
+        self._tensors.clear()
         self._replica.close()
         self._log.log_info(f"{self._name} version {self._version}: finalized, {left} requests left")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ def render(
     prefix = call.prompt if call.echo and part.is_first and isinstance(call.prompt, str) else ""
     arrays: dict[str, npt.NDArray[Any]] = {"text_output": _strings([prefix + delta.text for delta in deltas])}
     if call.return_finish_reason:
-        arrays["finish_reason"] = _strings([_finish_reason(delta) for delta in deltas])
+        arrays["finish_reason"] = _repeated(tuple(_finish_reason(delta) for delta in deltas), np.object_, batched)
     if call.return_cumulative_logprob:
         arrays["cumulative_logprob"] = np.array([delta.cumulative_logprob for delta in deltas], np.float32)
     if call.return_logprobs:
@@ -66,14 +67,23 @@ def render(
     if prompt:
         arrays["prompt_logprobs"] = _strings([logprobs_json(entry, decode) for entry in prompt])
     if call.return_num_input_tokens:
-        arrays["num_input_tokens"] = np.array([num_input_tokens], np.uint32)
+        arrays["num_input_tokens"] = _repeated((num_input_tokens,), np.uint32, batched)
     if call.return_num_output_tokens:
-        arrays["num_output_tokens"] = np.array([len(delta.token_ids) for delta in deltas], np.uint32)
+        arrays["num_output_tokens"] = _repeated(tuple(len(delta.token_ids) for delta in deltas), np.uint32, batched)
     if call.return_output_ids:
         arrays["output_ids"] = np.array(deltas[0].token_ids, np.int32)
     if batched:
-        return {name: array.reshape(1, -1) for name, array in arrays.items()}
+        return {name: array if array.ndim > 1 else array.reshape(1, -1) for name, array in arrays.items()}
     return arrays
+
+
+@lru_cache(128)
+def _repeated(values: tuple[Any, ...], dtype: Any, batched: bool) -> npt.NDArray[Any]:
+    """The same read-only array whenever these values come again, as they do in most responses."""
+    array = _strings(values) if dtype is np.object_ else np.array(values, dtype)
+    array = array.reshape(1, -1) if batched else array
+    array.flags.writeable = False
+    return array
 
 
 def _strings(texts: Sequence[str]) -> npt.NDArray[Any]:
