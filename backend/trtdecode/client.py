@@ -104,22 +104,7 @@ class StreamClient:
         Raises:
             StreamError: the server refused or ended the request, or cannot be reached.
         """
-        tensors: dict[str, bool | int | float | str | Sequence[int]] = {
-            ("text_input" if isinstance(prompt, str) else "input_ids"): prompt,
-            "stream": stream,
-            "sampling_parameters": json.dumps(dict(sampling or {})),
-            "exclude_input_in_output": True,
-            "return_finish_reason": True,
-            "return_num_output_tokens": True,
-            "return_num_input_tokens": True,
-            **(inputs or {}),
-        }
-        request = self._messages.ModelInferRequest(
-            model_name=self.model,
-            model_version=self.version,
-            id=request_id,
-            inputs=[self._tensor(name, value) for name, value in tensors.items()],
-        )
+        request = self.request(prompt, sampling, stream=stream, inputs=inputs, request_id=request_id)
         call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout_s)
         refusal = ""
         try:
@@ -134,6 +119,33 @@ class StreamClient:
             raise self._stream_error(error) from error
         finally:
             call.cancel()  # a no-op when the stream has ended
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Mapping[str, Any] | None = None,
+        *,
+        stream: bool = True,
+        inputs: Mapping[str, bool | int | float | str] | None = None,
+        request_id: str = "",
+    ) -> Any:
+        """The ModelInferRequest that `stream` sends; see there for arguments and errors."""
+        tensors: dict[str, bool | int | float | str | Sequence[int]] = {
+            ("text_input" if isinstance(prompt, str) else "input_ids"): prompt,
+            "stream": stream,
+            "sampling_parameters": json.dumps(dict(sampling or {})),
+            "exclude_input_in_output": True,
+            "return_finish_reason": True,
+            "return_num_output_tokens": True,
+            "return_num_input_tokens": True,
+            **(inputs or {}),
+        }
+        return self._messages.ModelInferRequest(
+            model_name=self.model,
+            model_version=self.version,
+            id=request_id,
+            inputs=[self._tensor(name, value) for name, value in tensors.items()],
+        )
 
     def is_ready(self, timeout_s: float = 5.0) -> bool:
         """Whether the server is up and the model is loaded."""

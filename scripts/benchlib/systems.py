@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from many_streams import ManyStreams
 from own_settings import precision_of
 
 PEERS = Path(__file__).parent / "peers"
@@ -86,15 +88,13 @@ class Triton:
         self._stream = stream
 
     def measure(self, prompts: list[list[int]], num_tokens: list[int]) -> tuple[float, int]:
-        import time
-
-        def one(prompt: list[int], number: int) -> int:
+        def request(prompt: list[int], number: int) -> Any:
             sampling = {"temperature": 0.0, "max_tokens": number, "ignore_eos": True}
-            chunks = self._server.client.stream(prompt, sampling, stream=self._stream)
-            return sum(chunk.num_output_tokens for chunk in chunks)
+            return self._server.client.request(prompt, sampling, stream=self._stream)
 
+        requests = list(map(request, prompts, num_tokens))
         start = time.perf_counter()
-        total = sum(self._server.pool.map(one, prompts, num_tokens))
+        total = self._server.streams.count_tokens(requests)
         return time.perf_counter() - start, total
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ def end_on_sigterm() -> None:
 
 
 class TritonBench:
-    """The server, its client and the client's threads. Closing twice is allowed."""
+    """The server and clients of it. Closing twice is allowed."""
 
     def __init__(self, version_dir: Path, parameters: dict[str, str]) -> None:
         from trtdecode.client import StreamClient
@@ -122,12 +122,12 @@ class TritonBench:
         self.server = TritonServer(self._folder, log_path=self._folder / "server.log")
         self.server.start(300)
         self.client = StreamClient(self.server.grpc_address, "bench")
-        self.pool = ThreadPoolExecutor(64)
+        self.streams = ManyStreams(self.server.grpc_address)
         self.precision = _precision_line(self._folder / "server.log")
 
     def close(self) -> None:
         self.client.close()
-        self.pool.shutdown()
+        self.streams.close()
         self.server.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -159,8 +159,6 @@ class PlainTriton:
         self._pool = ThreadPoolExecutor(self.max_concurrency)
 
     def measure(self, prompts: list[list[int]], num_tokens: list[int]) -> tuple[float, int]:
-        import time
-
         import numpy as np
         import tritonclient.grpc as grpcclient
 
