@@ -45,10 +45,10 @@ def test_c23_any_id_will_do(chain_server: RunningServer, post: Post, request_id:
 
 
 def test_c25_cancelling_a_waiting_request(chain_server: RunningServer, post: Post) -> None:
-    """At most one runs: A runs, B waits and is cancelled, C waits behind B and starts when A ends."""
+    """At most one runs: A runs until it is cancelled, B waits and is cancelled, C waits behind B and starts then."""
     waiting = lambda: metric(chain_server, "trtdecode_requests_waiting", "chain_small")  # noqa: E731
     streams = [GrpcStream(chain_server.grpc_address).__enter__() for _ in range(3)]
-    a = streams[0].send("chain_small", {"text_input": "x", "max_tokens": 2500, **GREEDY})
+    a = streams[0].send("chain_small", {"text_input": "x", "max_tokens": 120_000, **GREEDY})
     wait_for(lambda: a.responses, what="A running")
     streams[1].send("chain_small", {"text_input": "abc", "max_tokens": 5, **GREEDY})
     wait_for(lambda: waiting() == 1, what="B waiting")
@@ -57,14 +57,12 @@ def test_c25_cancelling_a_waiting_request(chain_server: RunningServer, post: Pos
     prompt_tokens = metric(chain_server, "trtdecode_prompt_tokens_total", "chain_small")
     streams[1].close(cancel=True)
     wait_for(lambda: waiting() == 1, 1.5, "B gone")
-    assert a.wait(60).text == cycle_text(2500)
+    assert not c.responses, "A runs"
+    streams[0].close(cancel=True)
     assert c.wait().text == cycle_text(5)
-    # Deliveries of two streams may cross by a moment; A ran for seconds.
-    assert c.times[0] >= a.times[-1] - 0.5, "C started when A ended"
     time.sleep(0.5)
     assert metric(chain_server, "trtdecode_prompt_tokens_total", "chain_small") == prompt_tokens + 1, "only C's token"
-    for stream in streams:
-        stream.close()
+    streams[2].close()
 
 
 def test_c25_neighbour_cancel_right_after_sending(chain_server: RunningServer, post: Post) -> None:

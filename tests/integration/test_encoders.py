@@ -99,6 +99,15 @@ def counts(server: RunningServer, model: str) -> tuple[int, int]:
     return stats.inference_count, stats.execution_count
 
 
+def executions_of(server: RunningServer, model: str, before: tuple[int, int], texts: int) -> int:
+    """Executions since `before`, once Triton has counted `texts` more: it counts a batch after it has answered it."""
+    wait_for(
+        lambda: counts(server, model)[0] == before[0] + texts and counts(server, model)[1] > before[1],
+        what=f"{texts} texts counted",
+    )
+    return counts(server, model)[1] - before[1]
+
+
 SENTENCES = [
     "A cat sits on the mat.",
     "Ein Satz auf Deutsch, etwas länger als der erste.",
@@ -154,8 +163,7 @@ def test_four_requests_one_batch_and_an_error_of_one(
     np.testing.assert_allclose(got, wanted, atol=1e-5)
     scores = np.concatenate([result.as_numpy("score") for result in results])
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-wanted)), atol=1e-5)
-    after = counts(server, "reranker_four")
-    assert after[1] - before[1] == 1, "one execution"
+    assert executions_of(server, "reranker_four", before, texts=4) == 1
 
 
 def test_ids_of_different_lengths_share_a_batch(
@@ -168,7 +176,7 @@ def test_ids_of_different_lengths_share_a_batch(
     )
     alone = [infer(server, "reranker", input_ids=[row]).as_numpy("logits") for row in rows]
     np.testing.assert_allclose([result.as_numpy("logits") for result in results], alone, atol=1e-6)
-    assert counts(server, "reranker_four")[1] - before[1] == 1
+    assert executions_of(server, "reranker_four", before, texts=4) == 1
 
 
 def test_classifier(server: RunningServer, checkpoints: dict[str, tuple[Any, Path]]) -> None:
@@ -218,15 +226,16 @@ def test_supervision_and_drain_know_encoders(server: RunningServer) -> None:
 
 
 def test_metrics_count_texts_and_tokens(server: RunningServer) -> None:
-    def settled_tokens() -> float:
-        """The tokens counted, once our texts are as many as Triton's (it counts at once, we a few times a second)."""
-        texts = counts(server, "classifier")[0]
-        wait_for(lambda: metric(server, "trtdecode_requests_total", "classifier") == texts, what="published")
-        return metric(server, "trtdecode_prompt_tokens_total", "classifier")
+    def counted() -> tuple[float, ...]:
+        return tuple(
+            metric(server, f"trtdecode_{name}_total", "classifier") for name in ("requests", "prompt_tokens", "steps")
+        )
 
-    before = settled_tokens()
+    wait_for(lambda: counted()[0] == counts(server, "classifier")[0], what="earlier tests' texts published")
+    before = counted()
     infer(server, "classifier", text_input=[["fish"], ["a tree"]])
-    assert settled_tokens() == before + 3 + 4
+    wait_for(lambda: all(now > old for now, old in zip(counted(), before, strict=True)), what="published")
+    assert [now - old for now, old in zip(counted(), before, strict=True)] == [2, 3 + 4, 1]
 
 
 def test_unload_and_load_again(server: RunningServer) -> None:

@@ -30,9 +30,11 @@ def test_generate_answers_once_with_the_whole_text(chain_server: RunningServer, 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_generate_stream_sends_deltas_and_the_reason_last(chain_server: RunningServer, model: str) -> None:
-    events = list(chain_server.client.generate_stream(model, body(stream=True, return_num_output_tokens=True)))
-    assert "".join(event["text_output"] for event in events) == cycle_text(7)
-    assert sum(event["num_output_tokens"] for event in events) == 7
+    """Of so many tokens that they are not all made before the first is sent."""
+    asked = body(max_tokens=1000, stream=True, return_num_output_tokens=True)
+    events = list(chain_server.client.generate_stream(model, asked))
+    assert "".join(event["text_output"] for event in events) == cycle_text(1000)
+    assert sum(event["num_output_tokens"] for event in events) == 1000
     assert [event["finish_reason"] for event in events] == ["None"] * (len(events) - 1) + ["length"]
     assert len(events) > 1
 
@@ -40,11 +42,11 @@ def test_generate_stream_sends_deltas_and_the_reason_last(chain_server: RunningS
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_grpc_stream_has_one_final_response(chain_server: RunningServer, model: str, stream: bool) -> None:
-    inputs = {"text_input": "x", "max_tokens": 7, "temperature": 0.0, "stream": stream, "return_finish_reason": True}
+    inputs = {**body(max_tokens=1000), "stream": stream}
     answer = ask(
         chain_server.grpc_address, model, {**inputs, "exclude_input_in_output": True}, batched=model != "chain"
     )
-    assert (answer.text, answer.num_final, answer.errors) == (cycle_text(7), 1, [])
+    assert (answer.text, answer.num_final, answer.errors) == (cycle_text(1000), 1, [])
     assert answer.output("finish_reason")[-1] == "length"
     assert (len(answer.responses) == 1) is not stream
     rank = 1 if model == "chain" else 2
@@ -88,7 +90,8 @@ def test_call_options_work_inside_sampling_parameters(chain_server: RunningServe
 
 @pytest.mark.parametrize("alias", ["stream", "streaming"])
 def test_stream_has_an_alias(chain_server: RunningServer, alias: str) -> None:
-    assert len(list(chain_server.client.generate_stream("chain", body(**{alias: True})))) > 1
+    """Of so many tokens that they are not all made before the first is sent."""
+    assert len(list(chain_server.client.generate_stream("chain", body(max_tokens=1000, **{alias: True})))) > 1
 
 
 @pytest.mark.parametrize("field", ["stop", "stop_words"])

@@ -66,8 +66,10 @@ def gateway(
 
 
 def test_triton_exports_its_spans_under_the_callers_trace(gateway: Gateway, collector: Collector) -> None:
+    """Triton 2.51 starts a trace of its own for one streamed request in twenty, most often a server's first."""
     body = {"model": "chain", "prompt": "x", "max_tokens": 3, "temperature": 0}
-    assert gateway.client.post("/v1/completions", json=body, headers=HEADERS).status_code == 200
+    for _ in range(10):
+        assert gateway.client.post("/v1/completions", json=body, headers=HEADERS).status_code == 200
 
     def ours() -> list[dict[str, Any]]:
         return [span for span in collector.spans if span["traceId"] == TRACE]
