@@ -69,9 +69,9 @@ def test_c29_errors_of_both_end_points_name_the_field(chain_server: RunningServe
 
 @pytest.fixture
 def server(
-    make_server: Callable[..., RunningServer], make_repository: Callable[[dict[str, str]], Path]
+    make_server: Callable[..., RunningServer], make_repository: Callable[..., Path], endless_version: Path
 ) -> Iterator[RunningServer]:
-    with make_server(make_repository({"chain": ""}), exit_timeout_s=10) as running:
+    with make_server(make_repository({"chain": ""}, endless_version), exit_timeout_s=10) as running:
         yield running
 
 
@@ -93,14 +93,14 @@ def test_c31_unload_after_streams_of_each_kind_then_load(server: RunningServer) 
 
 
 def test_c31_drain_then_unload_with_one_running_and_one_waiting(
-    make_server: Callable[..., RunningServer], make_repository: Callable[[dict[str, str]], Path]
+    make_server: Callable[..., RunningServer], make_repository: Callable[..., Path], endless_version: Path
 ) -> None:
     """Policy: drain (or drain with cancel) before an unload; each request gets one final response or error."""
     config = 'parameters { key: "max_num_seqs" value { string_value: "1" } }'
-    with make_server(make_repository({"chain": config})) as server:
+    with make_server(make_repository({"chain": config}, endless_version)) as server:
         stub = server.stub_pid("chain")
         with GrpcStream(server.grpc_address) as first, GrpcStream(server.grpc_address) as second:
-            a = first.send("chain", {"text_input": "x", "max_tokens": 4000, "temperature": 0.0, "stream": True})
+            a = first.send("chain", {"text_input": "x", "max_tokens": 120_000, "temperature": 0.0, "stream": True})
             wait_for(lambda: a.responses, what="A running")
             b = second.send("chain", {"text_input": "x", "max_tokens": 5, "temperature": 0.0, "stream": True})
             time.sleep(0.3)
@@ -115,7 +115,7 @@ def test_c31_drain_then_unload_with_one_running_and_one_waiting(
 def test_c31_sigterm_in_mid_stream_after_a_drain(server: RunningServer) -> None:
     """What `serve` does: drain, then SIGTERM. Without the drain the server outstays its own timeout."""
     stub, pid = server.stub_pid("chain"), server.pid
-    body = {**BODY, "max_tokens": 4000, "stream": True}
+    body = {**BODY, "max_tokens": 120_000, "stream": True}
     stream = server.client.generate_stream("chain", body)
     events = [next(stream)]
     [report] = drain("chain", server_pid=server.pid, cancel=True)

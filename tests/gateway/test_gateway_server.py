@@ -265,7 +265,7 @@ def test_a_disconnect_cancels_in_triton(gateway: Gateway, stream: bool) -> None:
 
 def test_a_full_queue_is_503_with_retry_after(gateway: Gateway) -> None:
     answers: list[httpx.Response] = []
-    body = {"model": "chain_small", "prompt": "x", "max_tokens": 1500, **GREEDY}
+    body = {"model": "chain_small", "prompt": "x", "max_tokens": 6000, **GREEDY}
 
     def ask() -> None:
         answers.append(httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=60))
