@@ -20,10 +20,14 @@ KEY = "a-key-for-tests-only-0123456789"
 
 @pytest.fixture(scope="session")
 def gateway_server(
-    make_server: Callable[..., RunningServer], make_repository: Callable[..., Path], smollm2_version: Path
+    make_server: Callable[..., RunningServer],
+    make_repository: Callable[..., Path],
+    smollm2_version: Path,
+    endless_version: Path,
 ) -> Iterator[RunningServer]:
     """tritonserver with `smollm2`, `chain` and `chain_small` (one runs, two wait)."""
-    repository = make_repository({name: CHAIN_CONFIGS[name] for name in ("chain", "chain_small")})
+    configs = {name: CHAIN_CONFIGS[name] for name in ("chain", "chain_small")}
+    repository = make_repository(configs, chain_small=endless_version)
     shutil.copytree(smollm2_version, repository / "smollm2" / "1")
     (repository / "smollm2" / "config.pbtxt").write_text(
         'backend: "trtdecode"\nparameters { key: "kv_cache_bytes" value { string_value: "256MiB" } }\n'

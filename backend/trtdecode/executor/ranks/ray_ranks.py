@@ -17,6 +17,9 @@ from trtdecode.executor.ranks.group import START_TIMEOUT_S, RankLost
 from trtdecode.executor.ranks.task import RankFacts, RankTask
 from trtdecode.executor.ranks.worker import RankWorker
 
+#: Ray tells of an actor's death within a second or two.
+_DEATH_NOTICE_S = 3.0
+
 
 class RankActor:
     """One rank inside an actor's process."""
@@ -61,9 +64,9 @@ class RayRanks:
         try:
             self._placement = _reserve(ray, tasks, start_timeout_s)
             self._actors = [self._actor(task) for task in tasks]
-            (place,) = self._collect([self._actors[0].meeting_place.remote()], start_timeout_s)
-            self._facts: list[RankFacts] = self._collect(
-                [actor.start.remote(place) for actor in self._actors], start_timeout_s
+            (place,) = collect(self._ray, [self._actors[0].meeting_place.remote()], start_timeout_s)
+            self._facts: list[RankFacts] = collect(
+                self._ray, [actor.start.remote(place) for actor in self._actors], start_timeout_s
             )
         except BaseException:
             self.close()
@@ -72,14 +75,16 @@ class RayRanks:
     @property
     def pids(self) -> list[int]:
         """By rank; of processes that may be on other machines."""
-        return self._collect([actor.pid.remote() for actor in self._actors], START_TIMEOUT_S)
+        return collect(self._ray, [actor.pid.remote() for actor in self._actors], START_TIMEOUT_S)
 
     def facts(self) -> list[RankFacts]:
         return self._facts
 
     def execute(self, batch: Batch) -> BatchResult:
         shared = self._ray.put(batch)
-        result: BatchResult = self._collect([actor.execute.remote(shared) for actor in self._actors])[self._answering]
+        result: BatchResult = collect(self._ray, [actor.execute.remote(shared) for actor in self._actors])[
+            self._answering
+        ]
         return result
 
     def close(self) -> None:
@@ -99,19 +104,45 @@ class RayRanks:
             num_cpus=1, num_gpus=int(task.device != "cpu"), max_restarts=0, scheduling_strategy=strategy
         ).remote(task)
 
-    def _collect(self, references: list[Any], timeout_s: float | None = None) -> list[Any]:
-        """All results. The first failure ends the wait: ranks that wait for a dead one may never answer."""
-        waiting = list(references)
-        while waiting:
-            done, waiting = self._ray.wait(waiting, num_returns=1, timeout=timeout_s)
-            if not done:
-                raise RankLost(f"rank {references.index(waiting[0])}: no answer after {timeout_s:g} s")
-            try:
-                self._ray.get(done[0])
-            except self._ray.exceptions.RayError as error:
-                rank = references.index(done[0])
-                raise RankLost(f"rank {rank} of {len(references)} failed: {_first_line(error)}") from error
-        return list(self._ray.get(references))
+
+def collect(ray: Any, references: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
+    """All results. The first failure ends the wait: ranks that wait for a dead one may never answer.
+
+    Args:
+        ray: the module, connected.
+        references: what each rank is to answer, by rank.
+        timeout_s: of silence; None: without end.
+
+    Raises:
+        RankLost: a rank failed or was silent; it names the rank that is the cause.
+    """
+    waiting = list(references)
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=timeout_s)
+        if not done:
+            raise RankLost(f"rank {references.index(waiting[0])}: no answer after {timeout_s:g} s")
+        try:
+            ray.get(done[0])
+        except ray.exceptions.RayError as error:
+            cause, failure = _cause_of(ray, done[0], error, waiting)
+            rank = references.index(cause)
+            raise RankLost(f"rank {rank} of {len(references)} failed: {_first_line(failure)}") from failure
+    return list(ray.get(list(references)))
+
+
+def _cause_of(ray: Any, failed: Any, error: Exception, waiting: list[Any]) -> tuple[Any, Exception]:
+    """Whose failure to name. When a rank dies, its peers' sums fail as well, and may be heard of first."""
+    while waiting and not isinstance(error, ray.exceptions.RayActorError):
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=_DEATH_NOTICE_S)
+        if not done:
+            break
+        try:
+            ray.get(done[0])
+        except ray.exceptions.RayActorError as death:
+            return done[0], death
+        except ray.exceptions.RayError:
+            continue  # another peer
+    return failed, error
 
 
 def _import_ray() -> Any:
