@@ -122,10 +122,8 @@ def test_kernels_have_names() -> None:
     assert not openvino_native_attention.use_kernels("sse9")
 
 
-def read(path: Path, attention: str = "auto", compute_precision: str = "f32") -> tuple[ov.Model, str]:
-    return read_decoder(
-        ov.Core(), path, attention=attention, compute_precision=compute_precision, kv_cache_precision="f32"
-    )
+def read(path: Path, attention: str = "auto") -> tuple[ov.Model, str]:
+    return read_decoder(ov.Core(), path, attention=attention, kv_cache_precision="f32")
 
 
 def test_a_layer_is_one_operator_from_the_projection_to_the_output(tmp_path: Path) -> None:
@@ -135,13 +133,6 @@ def test_a_layer_is_one_operator_from_the_projection_to_the_output(tmp_path: Pat
     assert [node.get_input_size() for node in attention] == [4, 4]
     assert all(node.input_value(0).get_node().get_type_name() == "MatMul" for node in attention)
     assert len({node.input_value(index).get_node().get_name() for node in attention for index in (1, 3)}) == 2
-
-
-def test_bf16_keeps_openvinos_operator(tmp_path: Path) -> None:
-    path = TinySpec().write(tmp_path)
-    assert read(path, compute_precision="bf16")[1] == "openvino"
-    with pytest.raises(ConfigError, match="attention: native is not possible: it computes in f32, and compute_prec"):
-        read(path, "native", "mixed")
 
 
 def test_no_library_means_openvinos_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from trtdecode.config import ATTENTION_OPERATORS
 from trtdecode.errors import ConfigError
 from trtdecode.executor import openvino_native_attention, openvino_paged_attention
-from trtdecode.executor.openvino_precisions import BF16_PRECISIONS
 
 if TYPE_CHECKING:
     import openvino as ov
@@ -17,16 +16,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def read_decoder(
-    core: ov.Core, graph_path: Path, *, attention: str, compute_precision: str, kv_cache_precision: str
-) -> tuple[ov.Model, str]:
+def read_decoder(core: ov.Core, graph_path: Path, *, attention: str, kv_cache_precision: str) -> tuple[ov.Model, str]:
     """Reads a decoder graph.
 
     Args:
         core: gets the extensions that the graph needs, for good.
         graph_path: an ONNX file.
         attention: one of ATTENTION_OPERATORS; "auto" takes our own where it is built and fits.
-        compute_precision: one of COMPUTE_PRECISIONS. Ours computes in f32.
         kv_cache_precision: "f32" or "u8".
 
     Returns:
@@ -40,7 +36,7 @@ def read_decoder(
     if attention not in ATTENTION_OPERATORS:
         known = ", ".join(ATTENTION_OPERATORS)
         raise ConfigError(f"attention: the openvino executor has no {attention!r}; use one of {known}")
-    reason = "openvino was asked for" if attention == "openvino" else _misfit(compute_precision)
+    reason = "openvino was asked for" if attention == "openvino" else openvino_native_attention.why_unavailable()
     if not reason:
         model = openvino_native_attention.read_decoder(core, graph_path, kv_cache_precision)
         if model is not None:
@@ -53,10 +49,3 @@ def read_decoder(
 
     # Not `core`: our conversion of rotations may be in it.
     return openvino_paged_attention.read_decoder(ov.Core(), graph_path), "openvino"
-
-
-def _misfit(compute_precision: str) -> str:
-    """Why our operator cannot run, whatever the graph; empty when it can."""
-    if compute_precision in BF16_PRECISIONS:
-        return f"it computes in f32, and compute_precision is {compute_precision}"
-    return openvino_native_attention.why_unavailable()

@@ -90,11 +90,7 @@ class OpenVinoExecutor:
         core = ov.Core()
         check_hardware(core, compute_precision)
         model, self.attention = read_decoder(
-            core,
-            graph_path,
-            attention=attention,
-            compute_precision=compute_precision,
-            kv_cache_precision=kv_cache_precision,
+            core, graph_path, attention=attention, kv_cache_precision=kv_cache_precision
         )
         split_gated_products(model)
         is_int8 = compute_precision in ("int8", "mixed")
