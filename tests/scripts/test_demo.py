@@ -74,7 +74,8 @@ def test_once_prints_one_json_line_last() -> None:
 def demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Ports]]:
     """A running demo, ended by Ctrl-C."""
     ports = free_ports()
-    command = [DEMO, "--prompt", "Say hello.", "--max-tokens", "8", *port_options(ports)]
+    # Whoever runs the tests in the background of a shell has Ctrl-C ignored, and so would the demo.
+    command = ["env", "--default-signal=INT", DEMO, "--prompt", "Say hello.", "--max-tokens", "8", *port_options(ports)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
