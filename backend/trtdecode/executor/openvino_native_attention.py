@@ -1,7 +1,7 @@
 """Our own paged attention inside OpenVINO: the graph's operator becomes native/attention's, an OpenVINO extension.
 
 It takes over the rotation of Q and K and the split of their common projection, so that a layer has seven operators
-less: between two operators OpenVINO needs about 10 us. Its caches have a layout of ours, known before compilation.
+less: between two operators OpenVINO needs 2 to 3 us. Its caches have a layout of ours, known before compilation.
 """
 
 from __future__ import annotations
